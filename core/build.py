@@ -1,0 +1,161 @@
+"""From a composed configuration to an engine. Everything that can be wrong is found before the weights load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from turnout.core import checkpoint, model, plugins
+from turnout.core.checkpoint import ModelError
+from turnout.core.config import Config, Limits, chosen, to_container
+from turnout.core.engine import Engine
+from turnout.core.interfaces import BlockManager
+from turnout.core.plugins import Plugins
+from turnout.core.runner import ModelRunner
+from turnout.core.types import EngineInfo, KVSpec, LayerSpec
+
+Progress = Callable[[str, float], None]  # (what is being done, share done)
+
+
+def build_engine(config: Config, progress: Progress = lambda stage, share: None) -> Engine:
+    """Raises ModelError, PluginError or ValueError with a message for the user."""
+    found = plugins.load()
+    names = chosen(config, found)
+    found.describe(names)  # a chosen plugin that is broken or claimed twice ends here
+    progress("reading the model's configuration", 0.0)
+    path = checkpoint.resolve(config.model, lambda stage: progress(stage, 0.0))
+    info = model.inspect(path, config.dtype, config.device)
+    _negotiate(config, names["attention"], info, found)
+    max_model_len = _context(config.limits, info)
+    served = model.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
+    progress("reserving the key/value cache", 1.0)
+    blocks: BlockManager = config.blocks
+    num_blocks, note = _cache_size(config, info, max_model_len, served)
+    spec = KVSpec(info.layers, blocks.block_size, num_blocks)
+    host = config.preemption.num_host_blocks
+    runner = ModelRunner(served, config.attention, spec, info.dtype, info.device, host)
+    engine_info = EngineInfo(
+        model=config.model,
+        path=path,
+        architecture=info.architecture,
+        dtype=str(info.dtype).removeprefix("torch."),
+        device=str(info.device),
+        vocab_size=info.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=blocks.block_size,
+        capacity=num_blocks * blocks.block_size,
+        max_num_seqs=config.limits.max_num_seqs,
+        max_num_batched_tokens=config.limits.max_num_batched_tokens,
+        fingerprint=fingerprint(config, path, found),
+        composition=to_container(config, found),
+        plugins=found.describe(names),
+        versions=plugins.versions(),
+        notes=tuple(n for n in (info.dtype_reason, note) if n),
+    )
+    return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
+
+
+def fingerprint(config: Config, path: str, found: Plugins) -> str:
+    """A short name of what can change an answer: the model's files, composition, versions, and the device.
+
+    The same stack restarted has the same one; the address it listens on is no part of it.
+    """
+    plain = to_container(config, found)
+    del plain["server"]
+    files = sorted((f.name, f.stat().st_size) for f in Path(path).iterdir() if f.is_file())
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
+    parts = [plain, files, found.describe(chosen(config, found)), plugins.versions(), device]
+    return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _negotiate(config: Config, name: str, info: model.ModelInfo, found: Plugins) -> None:
+    """Raise ModelError with every reason why the attention backend cannot serve this model, and what would."""
+    size = config.blocks.block_size
+
+    def refusals(choice: plugins.Choice) -> list[str]:
+        missing = [f"{module} is not installed" for module in choice.absent()]
+        capabilities = choice.component.capabilities  # type: ignore[attr-defined]
+        return missing + list(capabilities.refusals(info.layers, size, info.dtype, info.device))
+
+    reasons = refusals(found.get("attention", name))
+    if reasons:
+        able = [c.name for c in found.choices.values() if c.slot == "attention" and not refusals(c)]
+        remedy = f"Choices that would work: {', '.join(able)}." if able else "No installed backend would work."
+        raise ModelError(f"attention={name} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
+
+
+def _context(limits: Limits, info: model.ModelInfo) -> int:
+    if limits.max_model_len is not None and limits.max_model_len > info.max_len:
+        raise ModelError(
+            f"limits.max_model_len is {limits.max_model_len}, but the model was made for {info.max_len} tokens; "
+            f"choose at most that"
+        )
+    return limits.max_model_len or info.max_len
+
+
+def _cache_size(config: Config, info: model.ModelInfo, max_model_len: int, served: model.Model) -> tuple[int, str]:
+    """How many blocks, and the note that says why."""
+    blocks: BlockManager = config.blocks
+    if blocks.num_blocks is not None:
+        return blocks.num_blocks, ""
+    limits, size = config.limits, blocks.block_size
+    per_block = sum(_bytes_per_token(layer) for layer in info.layers) * size * info.dtype.itemsize
+    if info.device.type == "cuda":
+        peak = _profile(limits, info, served)
+        free, total = torch.cuda.mem_get_info(info.device)  # free: what other processes hold is not in it
+        room = int(free - total * (1 - limits.gpu_memory_utilization)) - peak
+        share = f"limits.gpu_memory_utilization={limits.gpu_memory_utilization} of {total / 2**30:.1f} GiB"
+    else:
+        free = free_memory()
+        room = int(free * limits.cpu_memory_utilization)
+        share = f"limits.cpu_memory_utilization={limits.cpu_memory_utilization} of {free / 2**30:.1f} GiB free"
+    wanted = limits.max_num_seqs * -(-max_model_len // size)
+    num_blocks = min(room // per_block, wanted)
+    if num_blocks < 1:
+        raise ModelError(
+            f"no memory is left for the key/value cache: one block takes {per_block / 2**20:.1f} MiB, {share} leaves "
+            f"{max(room, 0) / 2**20:.1f} MiB; raise that share, or set blocks.num_blocks"
+        )
+    return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {share}"
+
+
+def _bytes_per_token(layer: LayerSpec) -> int:
+    """Elements of one token's keys and values."""
+    return layer.num_kv_heads * (layer.head_dim + (layer.v_head_dim or layer.head_dim))
+
+
+@torch.inference_mode()
+def _profile(limits: Limits, info: model.ModelInfo, served: model.Model) -> int:
+    """Bytes of GPU memory the largest step takes beside weights and cache: one is run, attention left out."""
+    num = limits.max_num_batched_tokens
+    tokens = torch.zeros(num, dtype=torch.int64, device=info.device)
+    rows = torch.arange(min(limits.max_num_seqs, num), device=info.device)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+
+    torch.cuda.reset_peak_memory_stats(info.device)
+    before = torch.cuda.memory_allocated(info.device)
+    served(tokens, torch.arange(num, device=info.device) % info.max_len, rows, attend)
+    peak = torch.cuda.max_memory_allocated(info.device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def free_memory() -> int:
+    """Bytes this process may still take: the machine's, or less where a container's limit is lower (cgroup v2)."""
+    free: int = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no such file: no limit
+    return free

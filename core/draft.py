@@ -1,0 +1,146 @@
+"""The step being written. It keeps the rules, so that no policy can break them.
+
+A scheduler meets only this class. The token budget, the seats, the blocks, one chunk per request: all are checked here,
+and whatever a faulty scheduler took can be given back whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from turnout.core.types import Chunk, ContractError, PreemptMode, Request, Step
+
+if TYPE_CHECKING:
+    from turnout.core.interfaces import BlockManager
+    from turnout.core.swap import Swapper
+
+
+SCORED_CHUNK = 256  # tokens; scoring a prompt needs logits for each of them, vocab_size floats a token
+
+
+class Draft:
+    """What a scheduler writes into."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        swapper: Swapper,
+        waiting: Mapping[str, Request],
+        running: Mapping[str, Request],
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        now: float = 0.0,
+    ) -> None:
+        self._blocks, self._swapper, self._waiting, self._running = blocks, swapper, waiting, running
+        self._chunks: dict[str, Chunk] = {}
+        self._preempted: dict[str, Request] = {}
+        self._attached: list[Request] = []  # admitted in this step
+        self._open = True
+        self.reasons: dict[str, str] = {}
+        self.now = now  # seconds on the engine's clock: the only time a scheduler may look at
+        self.tokens_left = max_tokens
+        self.seats_left = max_seqs - len(running)  # a running request has its seat; admitting takes one
+
+    @property
+    def full(self) -> bool:
+        """No token is left: nothing more can be taken in this step."""
+        return self.tokens_left <= 0
+
+    @property
+    def blocks_free(self) -> int:
+        """Blocks that can still be handed out."""
+        return self._blocks.num_free
+
+    @property
+    def preempted(self) -> bool:
+        """Whether this step sends a request back to wait: admitting others now would take the room just made."""
+        return bool(self._preempted)
+
+    def cached(self, request: Request) -> int:
+        """Tokens a prefix hit would save a waiting request. A peek; changes nothing."""
+        return 0 if request.blocks or request.host_blocks else self._blocks.cached(request)
+
+    def explain(self, request: Request, reason: str) -> None:
+        """Say why a request waits."""
+        self.reasons[request.id] = reason
+
+    def take(self, request: Request, limit: int | None = None) -> int:
+        """Add up to `limit` of the request's pending tokens to the step, admitting it if it waits.
+
+        Returns how many; 0 when the budget, the seats or the blocks have run out. All or nothing in blocks.
+        Raises ContractError for a request that is already in this step, was preempted in it, or is not the engine's.
+        """
+        rid = request.id
+        if not self._open or rid in self._chunks or rid in self._preempted or (limit is not None and limit < 1):
+            raise ContractError(self._broken("take", rid, limit))
+        running = self._running.get(rid) is request
+        if not running and self._waiting.get(rid) is not request:
+            raise ContractError(self._broken("take", rid, limit))
+        if self.tokens_left <= 0 or (not running and self.seats_left <= 0):
+            return 0
+        scored = request.sampling.prompt_logprobs is not None and request.num_scored < request.num_prompt - 1
+        if not running and not request.host_blocks and not scored:  # a cached prefix has no logits to score
+            self._blocks.attach(request)
+        start, pending = request.num_computed, len(request.tokens) - request.num_computed
+        count = min(pending, self.tokens_left, limit or pending, SCORED_CHUNK if scored else pending)
+        if not self._blocks.grow(request, start + count):
+            if not running:
+                self._withdraw(request)
+            return 0
+        if not running:
+            self._swapper.bring_back(request)
+            self._attached.append(request)
+            self.seats_left -= 1
+        self._chunks[rid] = Chunk(request, start, count, count == pending and request.sampling.max_tokens > 0)
+        self.tokens_left -= count
+        return count
+
+    def preempt(self, request: Request, mode: PreemptMode | None = None) -> None:
+        """Send a running request back to wait and give its blocks back. `mode` None: what `preemption=` says.
+
+        Raises ContractError for a request that is in this step already or is not running.
+        """
+        rid = request.id
+        if not self._open or rid in self._chunks or rid in self._preempted or self._running.get(rid) is not request:
+            raise ContractError(self._broken("preempt", rid, None))
+        self._swapper.preempt(request, mode)
+        self._preempted[rid] = request
+        self.seats_left += 1
+
+    def freeze(self) -> Step:
+        """Close the draft. The core calls it; afterwards `take` and `preempt` raise."""
+        self._open = False
+        out, back = self._swapper.moves()
+        return Step(tuple(self._chunks.values()), tuple(self._preempted.values()), out, back)
+
+    def undo(self) -> list[Request]:
+        """Give back what the draft took, after a fault of the scheduler. Returns the running requests that lost their
+        blocks and must start over; every waiting request is as it was."""
+        self._open = False
+        for request in self._attached:
+            self._withdraw(request)
+        lost = [c.request for c in self._chunks.values() if c.request.id in self._running]
+        for request in lost:
+            self._blocks.release(request)
+        self._swapper.undo()
+        return lost + list(self._preempted.values())
+
+    def _withdraw(self, request: Request) -> None:
+        """Free a waiting request's blocks; what it has in host memory stays good."""
+        computed = request.num_computed if request.host_blocks else 0
+        self._blocks.release(request)
+        request.num_computed = computed
+
+    def _broken(self, call: str, rid: str, limit: int | None) -> str:
+        if not self._open:
+            return f"draft.{call}({rid!r}) after the step was closed: a draft is good for one call of schedule"
+        if limit is not None and limit < 1:
+            return f"draft.take({rid!r}, limit={limit}): limit must be at least 1"
+        if rid in self._chunks:
+            return f"draft.{call}({rid!r}): the request is already in this step"
+        if rid in self._preempted:
+            return f"draft.{call}({rid!r}): the request was preempted in this step"
+        where = "running" if call == "preempt" else "waiting or running"
+        return f"draft.{call}({rid!r}): no such request is {where} in this engine; it may have finished"

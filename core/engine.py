@@ -1,0 +1,279 @@
+"""The engine: requests in, outputs out, one step at a time. Single-threaded by design; it knows no text.
+
+    add ─▶ waiting ─▶ schedule ─▶ Draft ─▶ Step ─▶ runner ─▶ Result ─▶ account ─▶ Output
+              ▲                                                          │
+              └───────────── preempted, blocks given back ◀──────────────┘
+
+A request's progress is one number: `num_computed` of `len(tokens)`. There is no prefill phase and no decode phase, only
+chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from pluggy import PluginManager
+
+from turnout.core.draft import Draft
+from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler
+from turnout.core.sampler import check_request
+from turnout.core.swap import Swapper
+from turnout.core.types import (
+    Chunk,
+    ContractError,
+    EngineInfo,
+    Finish,
+    Logprobs,
+    Output,
+    Request,
+    Result,
+    Stats,
+    Step,
+    Timing,
+)
+
+IDLE_STEPS = 1000  # a scheduler may let so many steps pass empty while requests wait; then it is broken
+FAILED_STEPS = 3  # so many failed forward passes in a row end the engine: the device is gone, not one request wrong
+
+log = logging.getLogger("turnout.engine")
+
+
+class Engine:
+    """Owns the requests and the order of things; policies decide, the runner computes."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        preemption: Preemption,
+        info: EngineInfo,
+        *,
+        hooks: PluginManager,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info, self.stats = info, Stats(num_blocks=info.num_blocks, num_blocks_free=info.num_blocks)
+        self._runner, self._scheduler, self._blocks, self._hooks, self._clock = runner, scheduler, blocks, hooks, clock
+        blocks.start(info.num_blocks)
+        self._swapper = Swapper(blocks, preemption, self.stats)
+        self._waiting: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}
+        self._idle_steps = self._failed_steps = 0
+        self._wants_finished = bool(hooks.hook.request_finished.get_hookimpls())
+        self._wants_steps = bool(hooks.hook.step_finished.get_hookimpls())
+
+    @property
+    def busy(self) -> bool:
+        """Some request is not finished."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        return tuple(self._waiting.values())
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running.values())
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError for one that could never run, naming the limit and the number."""
+        info, asked = self.info, len(request.tokens) + request.sampling.max_tokens
+        if request.id in self._waiting or request.id in self._running:
+            raise ValueError(f"request id {request.id!r} is already in use")
+        check_request(request, info.vocab_size)
+        if asked > info.max_model_len:
+            raise ValueError(
+                f"the prompt has {len(request.tokens)} tokens and max_tokens is {request.sampling.max_tokens}: together "
+                f"{asked}, but the context length is {info.max_model_len} tokens"
+            )
+        if asked - 1 > info.capacity:  # the last token is never fed back, so it needs no slot
+            raise ValueError(
+                f"the request needs room for {asked - 1} tokens, but the whole key/value cache holds {info.capacity} "
+                f"({info.num_blocks} blocks of {info.block_size})"
+            )
+        request.arrived = request.arrived or self._clock()
+        self._waiting[request.id] = request
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is. Unknown ids are ignored: it may just have finished."""
+        request = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        if request is not None:
+            self._finish(request, Finish.ABORT)
+            self._gauge()
+
+    def step(self) -> list[Output]:
+        """Schedule, compute, account. Returns what each request got.
+
+        Raises ContractError when the scheduler breaks a rule; every block is whole then, and no request is lost.
+        """
+        began = time.perf_counter()
+        step = self._schedule()
+        scheduled = time.perf_counter()
+        result = self._compute(step)
+        outputs = self._fail(step, result) if isinstance(result, Exception) else self._account(step, result)
+        self.stats.schedule_seconds = scheduled - began
+        self.stats.step_seconds = time.perf_counter() - began
+        self._gauge()
+        if self._wants_steps:
+            self._hooks.hook.step_finished(step=step, seconds=self.stats.step_seconds)
+        return outputs
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Output]:
+        """Add the requests and step until they are done. Leaving early aborts those still open."""
+        ids = set()
+        try:
+            for request in requests:
+                self.add(request)
+                ids.add(request.id)
+            while ids:
+                for output in self.step():
+                    if output.finish:
+                        ids.discard(output.request_id)
+                    yield output
+        finally:
+            for request_id in ids:
+                self.abort(request_id)
+
+    def _schedule(self) -> Step:
+        info, waiting, running = self.info, self._waiting, self._running
+        draft = Draft(
+            self._blocks,
+            self._swapper,
+            waiting,
+            running,
+            max_tokens=info.max_num_batched_tokens,
+            max_seqs=info.max_num_seqs,
+            now=self._clock(),
+        )
+        try:
+            self._scheduler.schedule(tuple(waiting.values()), tuple(running.values()), draft)
+            step = draft.freeze()
+            idle = not (step.chunks or step.preempted) and self.busy
+            self._idle_steps = self._idle_steps + 1 if idle else 0
+            if self._idle_steps > IDLE_STEPS:
+                raise ContractError(
+                    f"it ran nothing for {IDLE_STEPS} steps while {len(waiting)} requests wait and {len(running)} run"
+                )
+        except Exception as error:
+            self._back_to_waiting(draft.undo())
+            self._gauge()
+            name = type(self._scheduler).__qualname__
+            raise ContractError(f"the scheduler {name} failed: {type(error).__name__}: {error}") from error
+        self._back_to_waiting(step.preempted)
+        return step
+
+    def _compute(self, step: Step) -> Result | Exception:
+        if not (step.chunks or step.swap_out):
+            return Result([])
+        try:
+            result = self._runner.run(step)
+            self._failed_steps = 0
+            return result
+        except Exception as error:
+            self._failed_steps += 1
+            if self._failed_steps >= FAILED_STEPS:
+                raise
+            log.exception("a step of %d requests failed; they get an error, the others go on", len(step.chunks))
+            return error
+
+    def _account(self, step: Step, result: Result) -> list[Output]:
+        self._swapper.done()
+        now, index, outputs = self._clock(), 0, []
+        waiting, running, blocks, scores = self._waiting, self._running, self._blocks, result.scores
+        tokens, logprobs, errors = result.tokens, result.logprobs, result.errors
+        for chunk in step.chunks:
+            request = chunk.request
+            rid = request.id
+            if rid in waiting:
+                self._admit(chunk, now)
+            request.num_computed = chunk.start + chunk.count
+            blocks.publish(request)
+            scored = tuple(scores.get(rid, ())) if scores else ()
+            request.num_scored += len(scored)
+            if not chunk.samples:
+                done = request.sampling.max_tokens == 0 and request.num_computed == len(request.tokens)
+                if done or scored:
+                    outputs.append(self._output(request, (), Finish.LENGTH if done else None, (), scored, None, now))
+                continue
+            token, error, shown = tokens[index], errors.get(index), logprobs.get(index)
+            index += 1
+            if error is not None:
+                outputs.append(self._output(request, (), Finish.ERROR, (), scored, error, now))
+                continue
+            request.tokens.append(token)
+            if request.first_token_at is None:
+                request.first_token_at = now
+            finish = self._verdict(request, token)
+            if finish is None and not scored and shown is None:
+                outputs.append(Output(rid, (token,), num_cached=request.num_cached))  # the common case, kept cheap
+            else:
+                marks = () if shown is None else (shown,)
+                outputs.append(self._output(request, (token,), finish, marks, scored, None, now))
+        self.stats.generated_tokens += index
+        self.stats.num_steps += 1
+        self.stats.step_tokens = step.num_tokens
+        return outputs
+
+    def _admit(self, chunk: Chunk, now: float) -> None:
+        """A waiting request ran."""
+        request = chunk.request
+        self._running[request.id] = self._waiting.pop(request.id)
+        if request.scheduled_at is None:
+            request.scheduled_at = now - self.stats.step_seconds
+            request.num_cached = chunk.start
+            self.stats.prompt_tokens += request.num_prompt
+            self.stats.cached_tokens += chunk.start
+
+    @staticmethod
+    def _verdict(request: Request, token: int) -> Finish | None:
+        sampling = request.sampling
+        if token in sampling.stop_ids:
+            return Finish.STOP
+        if len(request.tokens) - request.num_prompt >= sampling.max_tokens:
+            return Finish.LENGTH
+        return None
+
+    def _output(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        finish: Finish | None,
+        logprobs: tuple[Logprobs, ...],
+        scored: tuple[Logprobs, ...],
+        error: str | None,
+        now: float,
+    ) -> Output:
+        timing = Timing(request.arrived, request.scheduled_at, request.first_token_at, now) if finish else None
+        if finish:
+            self._running.pop(request.id, None)
+            self._finish(request, finish)
+        return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
+
+    def _fail(self, step: Step, error: Exception) -> list[Output]:
+        """The forward pass failed: its requests end with an error, whose cause may be any of them."""
+        self._swapper.undo()
+        now, message = self._clock(), f"the step failed: {type(error).__name__}: {error}"
+        for chunk in step.chunks:
+            self._waiting.pop(chunk.request.id, None)
+        return [self._output(chunk.request, (), Finish.ERROR, (), (), message, now) for chunk in step.chunks]
+
+    def _finish(self, request: Request, why: Finish) -> None:
+        request.finish = why
+        self._blocks.release(request)
+        self._swapper.drop(request)
+        self.stats.finished[why.value] = self.stats.finished.get(why.value, 0) + 1
+        if self._wants_finished:
+            self._hooks.hook.request_finished(request=request)
+
+    def _back_to_waiting(self, requests: Iterable[Request]) -> None:
+        back = {request.id: self._running.pop(request.id) for request in requests}
+        if back:
+            self._waiting = back | self._waiting
+
+    def _gauge(self) -> None:
+        stats = self.stats
+        stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
+        stats.num_blocks_free = self._blocks.num_free
+        stats.num_swapped = sum(1 for r in self._waiting.values() if r.host_blocks) if stats.host_blocks else 0

@@ -1,0 +1,319 @@
+"""A .gguf file written anew as a Hugging Face folder. Knows nothing of caches, engines or where the file came from.
+
+Strict on purpose: every tensor of the file is used or skipped by name, every parameter of the model is filled, and
+whatever metadata would change the computation is carried over or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from turnout.core.errors import ModelError
+
+if TYPE_CHECKING:
+    import gguf
+    import numpy as np
+    import torch
+
+SHARD_BYTES = 2 << 30
+LLAMA31_CONTEXT = 8192  # the length Llama 3.1's rotary scaling starts from; files keep its factors, not this number
+
+_DECODER = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_GPT2 = {
+    "context_length": "n_positions",
+    "block_count": "n_layer",
+    "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+
+
+class Architecture(NamedTuple):
+    """How one `general.architecture` becomes a transformers configuration."""
+
+    model_type: str
+    keys: Mapping[str, str]  # metadata key, without the architecture's prefix -> configuration field
+
+
+ARCHITECTURES = {
+    "gemma2": Architecture("gemma2", _DECODER | _WINDOW | _SOFTCAPS),
+    "gemma3": Architecture("gemma3_text", _DECODER | _WINDOW | _SOFTCAPS),
+    "gpt2": Architecture("gpt2", _GPT2),
+    "llama": Architecture("llama", _DECODER | _WINDOW),
+    "phi3": Architecture("phi3", _DECODER | _WINDOW),
+    "qwen2": Architecture("qwen2", _DECODER),
+    "qwen3": Architecture("qwen3", _DECODER),
+    "qwen3moe": Architecture("qwen3_moe", _DECODER | _EXPERTS),
+    "starcoder2": Architecture("starcoder2", _DECODER | {"attention.layer_norm_epsilon": "norm_epsilon"}),
+}
+_CHECKED = {"vocab_size", "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "attention.value_length"}
+_ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+class GGUF:
+    """An opened file: its architecture, metadata and tensors."""
+
+    def __init__(self, path: Path) -> None:
+        import gguf
+
+        try:
+            reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError, OverflowError) as error:
+            raise ModelError(f"{path} is not a readable GGUF file, or was cut short: {error}") from None
+        self.path = path
+        self.fields = reader.fields
+        self.tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
+        self.arch = str(self.get("general.architecture", "?"))
+        if self.get("split.count", 1) > 1:
+            raise ModelError(f"{path} is one part of a split file: join the parts with llama-gguf-split --merge")
+        if self.arch not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise ModelError(f"{path} has architecture {self.arch!r}; GGUF files of these can be served: {known}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.fields[key].contents() if key in self.fields else default
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture's own."""
+        return self.get(f"{self.arch}.{key}", default)
+
+    def array(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A tensor's values as float32, in torch's order of dimensions."""
+        import gguf
+        import numpy as np
+
+        tensor = self.tensors[name]
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ModelError(f"{self.path}: {name} has type {tensor.tensor_type.name}, which can't be read") from None
+        return values.astype(np.float32, copy=False).reshape(shape)
+
+
+def convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
+    """Write `path` into the existing, empty `folder`.
+
+    float16 and bfloat16 tensors keep their type; quantized ones become float32. Raises ModelError for a file whose
+    model can't be written faithfully.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    progress(f"converting {path.name}: reading")
+    file = GGUF(path)
+    config = _config(file, progress)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.dtype = _write_weights(file, model, folder, progress)
+    config.save_pretrained(folder)
+    stops = _write_tokenizer(file, folder, progress)
+    GenerationConfig(
+        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=stops or None
+    ).save_pretrained(folder)
+
+
+def _config(file: GGUF, progress: Callable[[str], None]) -> Any:
+    from transformers import AutoConfig
+
+    _refuse_unmapped(file, progress)
+    model_type, keys = ARCHITECTURES[file.arch]
+    fields: dict[str, Any] = {name: file.own(key) for key, name in keys.items() if file.own(key) is not None}
+    if lists := [name for name, value in fields.items() if isinstance(value, list)]:
+        raise ModelError(f"{file.path} gives {', '.join(lists)} layer by layer; such models can't be served")
+    if file.arch == "llama" and "sliding_window" in fields:
+        model_type = "mistral"
+    for field, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        fields[f"{field}_token_id"] = file.get(f"tokenizer.ggml.{key}_token_id")
+    fields["vocab_size"] = int(file.tensors["token_embd.weight"].shape[-1])
+    fields["tie_word_embeddings"] = "output.weight" not in file.tensors
+    if file.arch != "gpt2":
+        _add_attention(file, fields)
+        fields["rope_parameters"] = _rope(file, fields)
+    return AutoConfig.for_model(model_type, **fields)
+
+
+def _add_attention(file: GGUF, fields: dict[str, Any]) -> None:
+    """What a decoder's file leaves to the reader: head sizes, biases, scales."""
+    heads = fields["num_attention_heads"]
+    head_dim = fields.setdefault("head_dim", fields["hidden_size"] // heads)
+    fields.setdefault("num_key_value_heads", heads)
+    if file.own("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{file.path} has value heads of another size than its key heads; it can't be served")
+    if file.arch in ("gemma2", "gemma3"):
+        largest = fields["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[file.arch]  # the 27B ones scale otherwise
+        fields["query_pre_attn_scalar"] = fields["hidden_size"] // heads if largest else head_dim
+    if file.arch == "llama":
+        fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        fields["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    if file.arch == "starcoder2":
+        fields["use_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if file.arch == "qwen3moe":
+        fields["norm_topk_prob"] = True  # GGUF has no key for it: the architecture implies it
+
+
+def _rope(file: GGUF, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding, from the metadata and from tensors that hold frequency factors."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.own("rope.freq_base", 10000.0)}
+    rotary = file.own("rope.dimension_count", fields["head_dim"])
+    if rotary != fields["head_dim"]:
+        if file.arch != "phi3":
+            raise ModelError(f"{file.path} rotates {rotary} of {fields['head_dim']} dimensions; it can't be served")
+        rope["partial_rotary_factor"] = rotary / fields["head_dim"]
+    rope |= _rope_scaling(file)
+    if factors := {name: file.array(name).ravel().tolist() for name in _ROPE_TENSORS & file.tensors.keys()}:
+        if rope["rope_type"] != "default" and "rope_freqs.weight" in factors:
+            raise ModelError(f"{file.path} states both {rope['rope_type']} rotary scaling and frequency factors")
+        rope |= _rope_factors(file, factors, rope["rope_theta"], fields)
+    if file.arch == "gemma3":
+        local = {"rope_type": "default", "rope_theta": file.own("rope.freq_base_swa", 10000.0)}
+        return {"full_attention": rope, "sliding_attention": local}
+    return rope
+
+
+def _rope_scaling(file: GGUF) -> dict[str, Any]:
+    kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 0.0)
+    if kind == "none" and factor in (0.0, 1.0):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        names = {
+            "original_context_length": "original_max_position_embeddings",
+            "yarn_beta_fast": "beta_fast",
+            "yarn_beta_slow": "beta_slow",
+        }
+        stated = {name: file.own(f"rope.scaling.{key}") for key, name in names.items()}
+        return {"rope_type": "yarn", "factor": factor} | {name: v for name, v in stated.items() if v is not None}
+    if kind == "longrope" and "rope_factors_long.weight" in file.tensors:
+        return {}
+    raise ModelError(f"{file.path} states rotary scaling {kind!r} by {factor}; known: linear, yarn, longrope")
+
+
+def _rope_factors(
+    file: GGUF, factors: Mapping[str, list[float]], theta: float, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Each rotary frequency is divided by a factor the file holds as a tensor."""
+    context = fields["max_position_embeddings"]
+    if single := factors.get("rope_freqs.weight"):
+        if all(factor == 1.0 for factor in single):
+            return {}
+        llama3 = {"factor": max(single), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        expected = _llama3_factors(max(single), theta, len(single))
+        if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(single, expected, strict=True)):
+            return {"rope_type": "llama3", "original_max_position_embeddings": LLAMA31_CONTEXT} | llama3
+        short = long = single
+        original, attention = context, 1.0
+    else:
+        short, long = factors.get("rope_factors_short.weight", []), factors.get("rope_factors_long.weight", [])
+        original = file.own("rope.scaling.original_context_length", context)
+        attention = file.own("rope.scaling.attn_factor", 1.0)
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+        "attention_factor": attention,
+    }
+
+
+def _llama3_factors(factor: float, theta: float, count: int) -> list[float]:
+    """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    result = []
+    for index in range(count):
+        turns = LLAMA31_CONTEXT / (2 * math.pi * theta ** (index / count))
+        kept = min(max((turns - 1.0) / 3.0, 0.0), 1.0)
+        result.append(1.0 / ((1.0 - kept) / factor + kept))
+    return result
+
+
+def _refuse_unmapped(file: GGUF, progress: Callable[[str], None]) -> None:
+    """Metadata of the architecture that GGUF gives a meaning must be mapped; what it has no name for is reported."""
+    handled = set(ARCHITECTURES[file.arch].keys) | _CHECKED | {"attention.causal"}
+    if not file.own("attention.causal", True):
+        raise ModelError(f"{file.path} holds a model that isn't causal; only causal language models can be served")
+    named, prefix = _named_keys(), f"{file.arch}."
+    refused = []
+    for key in (name.removeprefix(prefix) for name in file.fields if name.startswith(prefix)):
+        value = file.own(key)
+        if key in handled or key.startswith("rope.scaling.") or not value:
+            continue
+        if key in named:
+            refused.append(f"{prefix}{key} = {value}")
+        else:
+            progress(f"{file.path.name}: ignoring unknown metadata {prefix}{key} = {value}")
+    if refused:
+        raise ModelError(f"{file.path} asks for what can't be honoured: {'; '.join(refused)}")
+
+
+def _named_keys() -> set[str]:
+    """Every key the GGUF format has for an architecture, without the architecture's name."""
+    from gguf.constants import Keys
+
+    groups = [group for group in vars(Keys).values() if isinstance(group, type)]
+    values = [value for group in groups for value in vars(group).values() if isinstance(value, str)]
+    return {value.removeprefix("{arch}.") for value in values if value.startswith("{arch}.")}
+
+
+def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str], None]) -> torch.dtype:
+    """Write every tensor as safetensors, in shards. Returns the dtype all matrices have, float32 if they differ."""
+    import torch
+    from safetensors.torch import save_file
+
+    expected, names = _parameters(file, model)
+    if unknown := file.tensors.keys() - names.keys() - _ROPE_TENSORS:
+        raise ModelError(f"{file.path} holds tensors the model has no place for: {_some(unknown)}")
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    if missing := {hf for name, hf in names.items() if name not in file.tensors} - tied:
+        raise ModelError(f"{file.path} lacks tensors the model needs: {_some(missing)}")
+    shards: list[str] = []
+    where: dict[str, str] = {}
+    dtypes: set[torch.dtype] = set()
+    pending: dict[str, torch.Tensor] = {}
+
+    def flush() -> None:
+        shards.append(f"model-{len(shards) + 1:05}.safetensors")
+        save_file(pending, folder / shards[-1], metadata={"format": "pt"})
+        where.update(dict.fromkeys(pending, shards[-1]))
+        pending.clear()
+        progress(f"converting {file.path.name}: {len(where)} of {len(expected) - len(tied)} tensors")
+
+    for name, tensor in _weights(file, model.config, names):
+        if tensor.shape != expected[name]:
+            shapes = f"{tuple(tensor.shape)}, the model needs {tuple(expected[name])}"
+            raise ModelError(f"{file.path}: {name} has shape {shapes}")
+        if tensor.ndim > 1:
+            dtypes.add(tensor.dtype)
+        pending[name] = tensor
+        if sum(t.nbytes for t in pending.values()) >= SHARD_BYTES:
+            flush()
+    if pending:
+        flush()
+    if len(shards) == 1:
+        (folder / shards[0]).rename(folder / "model.safetensors")
+    else:
+        index = {"metadata": {}, "weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32

@@ -1,0 +1,67 @@
+"""The hooks a plugin may implement. Mark yours with `@hookimpl`; take only the arguments you need."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import pluggy
+
+from turnout.core.interfaces import ENTRY_POINTS, AttentionBackend, BlockManager, Preemption, Quantizer, Scheduler
+from turnout.core.types import Request, Step
+
+hookspec = pluggy.HookspecMarker(ENTRY_POINTS)
+hookimpl = pluggy.HookimplMarker(ENTRY_POINTS)
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Register(Protocol[T_contra]):
+    """`register("sjf", SJF)` makes `scheduler=sjf` a choice on the command line."""
+
+    def __call__(self, name: str, component: type[T_contra], /) -> None: ...
+
+
+class RegisterPresets(Protocol):
+    """`register_presets("my_package.conf")` puts that package's YAML folder on Hydra's search path."""
+
+    def __call__(self, package: str, /) -> None: ...
+
+
+@hookspec
+def register_schedulers(register: Register[Scheduler]) -> None:
+    """Offer schedulers."""
+
+
+@hookspec
+def register_attention(register: Register[AttentionBackend[Any, Any]]) -> None:
+    """Offer attention backends."""
+
+
+@hookspec
+def register_quantizers(register: Register[Quantizer]) -> None:
+    """Offer quantizers."""
+
+
+@hookspec
+def register_block_managers(register: Register[BlockManager]) -> None:
+    """Offer block managers."""
+
+
+@hookspec
+def register_preemptions(register: Register[Preemption]) -> None:
+    """Offer preemption policies."""
+
+
+@hookspec
+def register_presets(register: RegisterPresets) -> None:
+    """Offer YAML presets, found as `experiment=NAME` and the like."""
+
+
+@hookspec
+def step_finished(step: Step, seconds: float) -> None:
+    """A step was computed. Called once per step, on the engine's thread."""
+
+
+@hookspec
+def request_finished(request: Request) -> None:
+    """A request ended; `request.finish` says why."""

@@ -1,0 +1,177 @@
+"""The parts a plugin can replace.
+
+Each is a dataclass whose fields are its options and whose methods satisfy one of these protocols. A class may carry
+`contract = N`, the version of the protocol it was written for; without it the current one is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from turnout.core.draft import Draft
+from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request, Result, Step
+
+CacheT = TypeVar("CacheT")
+PlanT = TypeVar("PlanT")
+
+CONTRACTS = {"attention": 1, "scheduler": 1, "blocks": 1, "preemption": 1, "quant": 1}  # current version of each slot
+ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an attention backend can do, as data. `None` means any."""
+
+    devices: frozenset[str] | None = None  # torch device types: "cpu", "cuda"
+    dtypes: frozenset[torch.dtype] | None = None
+    head_dims: frozenset[int] | None = None
+    block_sizes: frozenset[int] | None = None
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    v_head_dim: bool = False  # values of another head size than keys
+    batch_invariant: bool = False  # a request's output does not depend on its neighbours, bit for bit
+    needs: tuple[str, ...] = ()  # modules that must be importable
+
+    def refusals(
+        self, layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> list[str]:
+        """Every reason why this backend cannot serve such a model; empty: it can."""
+        reasons = []
+        if self.devices is not None and device.type not in self.devices:
+            reasons.append(f"device is {device.type}, it runs on {_listed(self.devices)}")
+        if self.dtypes is not None and dtype not in self.dtypes:
+            reasons.append(f"dtype is {_short(dtype)}, it computes in {_listed(map(_short, self.dtypes))}")
+        if self.block_sizes is not None and block_size not in self.block_sizes:
+            reasons.append(f"blocks.block_size is {block_size}, it takes {_listed(self.block_sizes)}")
+        for size in sorted({layer.head_dim for layer in layers}):
+            if self.head_dims is not None and size not in self.head_dims:
+                reasons.append(f"head_dim is {size}, it takes {_listed(self.head_dims)}")
+        features = {
+            "sliding window": (self.window, any(layer.window is not None for layer in layers)),
+            "logit softcap": (self.softcap, any(layer.softcap is not None for layer in layers)),
+            "attention sinks": (self.sinks, any(layer.sinks for layer in layers)),
+            "a value head size of its own": (self.v_head_dim, any(layer.v_head_dim is not None for layer in layers)),
+        }
+        reasons += [f"the model has {name}" for name, (able, needed) in features.items() if needed and not able]
+        return reasons
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(str(value) for value in sorted(values))
+
+
+class Scheduler(Protocol):
+    """Decides which requests run next, and how many tokens each."""
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        """Fill `draft` for one step. Called once per step.
+
+        Both sequences are oldest first; preempted requests stand at the front of `waiting`. Time is `draft.now`.
+        """
+        ...
+
+
+class Preemption(Protocol):
+    """Decides what happens to the keys and values of a request the scheduler preempts."""
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory to set aside for swapped requests; 0: none."""
+        ...
+
+    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+        """Called once per victim, before its `request.blocks` are given back. SWAP becomes RECOMPUTE, and is
+        counted, when fewer than `len(request.blocks)` host blocks are free."""
+        ...
+
+
+class BlockManager(Protocol):
+    """Hands out the fixed-size blocks of the key/value cache. It alone writes `request.blocks`."""
+
+    block_size: int  # tokens
+    num_blocks: int | None  # None in the configuration: as many as memory allows; set before `start`
+
+    def start(self, num_blocks: int) -> None:
+        """Forget everything; `num_blocks` blocks are free. Called once, before any other method."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `grow` could still hand out."""
+        ...
+
+    def cached(self, request: Request) -> int:
+        """Tokens that `attach` would find now. Changes nothing."""
+        ...
+
+    def attach(self, request: Request) -> None:
+        """Give a request without blocks those of its longest cached prefix and set `num_computed`.
+        At least one token stays to be computed. Only blocks published under the same `salt` count."""
+        ...
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make `request.blocks` hold `num_tokens` tokens. All or nothing; False when out of blocks."""
+        ...
+
+    def publish(self, request: Request) -> None:
+        """Let later requests share the blocks whose tokens are all computed."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """Take back every block and set `num_computed` to 0. Harmless when there are none."""
+        ...
+
+
+class AttentionBackend(Protocol[CacheT, PlanT]):
+    """Owns the cache layout and the attention kernels.
+
+    A cache is a tensor, or a tuple of tensors, whose first dimension is the block: `cache[block]` is all that one
+    block holds for one layer. The core swaps and copies blocks through that dimension.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[CacheT]:
+        """One cache per layer, in the order of `spec.layers`, for `spec.num_blocks` blocks."""
+        ...
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> PlanT:
+        """Work shared by all layers with this spec. Once per step and spec; may touch the host."""
+        ...
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, cache: CacheT, plan: PlanT, sinks: Tensor | None) -> Tensor:
+        """Store k and v at the batch's slots, then attend causally, last query to last key. Once per layer.
+
+        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; sinks: [heads] or None;
+        returns [T, heads, v_head_dim] in q's dtype. Rows that see no key are zero. Never syncs with the host.
+        """
+        ...
+
+
+class Quantizer(Protocol):
+    """Turns the checkpoint tensors of one linear layer into a module, one layer at a time."""
+
+    checkpoint_formats: ClassVar[frozenset[str]]  # `quant_method`s of quantization_config it reads; empty: floats only
+
+    def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """`name` is the layer's path in the model; `tensors` what the checkpoint holds under it, in the served dtype
+        for floats: "weight" [out, in], perhaps "bias" [out]. The module maps [..., in] to [..., out]."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps. `ModelRunner` is the real one; a simulated one only advances a clock."""
+
+    def run(self, step: Step) -> Result:
+        """Do the step's moves, then compute its chunks."""
+        ...

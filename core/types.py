@@ -1,0 +1,282 @@
+"""The data that flows through the core. It imports nothing of ours and knows no text, no queue and no device."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from torch import Tensor
+
+NO_BIAS: Mapping[int, float] = {}
+
+
+class ContractError(Exception):
+    """A plugin broke a rule of its contract. The message names the rule and what was done."""
+
+
+class Finish(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"  # a stop token
+    LENGTH = "length"  # max_tokens, or the end of the context
+    ABORT = "abort"  # the caller asked
+    ERROR = "error"  # this request failed; Output.error says how
+
+
+class PreemptMode(Enum):
+    """What happens to the keys and values of a preempted request."""
+
+    RECOMPUTE = "recompute"  # thrown away, computed again
+    SWAP = "swap"  # copied to host memory, copied back
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How logits become tokens, and when to stop. Raises ValueError naming the field that is out of range.
+
+    Order of the filters: penalties and bias on the logits, then temperature, top_k, top_p, min_p.
+    """
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0  # relative to the likeliest token
+    presence_penalty: float = 0.0  # over generated tokens only
+    frequency_penalty: float = 0.0  # over generated tokens only
+    repetition_penalty: float = 1.0  # over prompt and generated tokens (CTRL, arXiv 1909.05858)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
+    seed: int | None = None
+    max_tokens: int = 16  # 0: compute (and score) the prompt only
+    min_tokens: int = 0  # stop_ids are banned until so many tokens exist
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None  # this many alternatives beside each sampled token; None: no log-probabilities
+    prompt_logprobs: int | None = None  # likewise for each prompt token but the first
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("temperature", 0.0 <= self.temperature <= 100.0, "be between 0 and 100"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "be above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "be 0 (all) or more"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "be between 0 and 1"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "be between -2 and 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "be between -2 and 2"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "be above 0 and at most 100"),
+            ("max_tokens", self.max_tokens >= 0, "be 0 or more"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "be between 0 and max_tokens"),
+            ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "fit in 64 bits"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "be 0 or more"),
+            ("prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= 0, "be 0 or more"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ValueError(f"{name} must {rule}, got {getattr(self, name)}")
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                raise ValueError(f"logit_bias must be between -100 and 100, got {bias} for token {token}")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation. The engine alone changes it; schedulers read it."""
+
+    id: str
+    tokens: list[int]  # the prompt, then what was generated
+    sampling: Sampling = field(default_factory=Sampling)
+    arrived: float = 0.0  # seconds on the engine's clock; the engine sets it when it is 0
+    priority: int = 0  # lower runs earlier, where a scheduler looks at it
+    labels: Mapping[str, str] = field(default_factory=dict)  # from the client, for policies: tenant, tier
+    salt: str | None = None  # requests share cached prefixes only with requests of the same salt
+    num_prompt: int = field(init=False)
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    blocks: array[int] = field(default_factory=lambda: array("i"))  # block ids, written by the block manager
+    host_blocks: list[int] = field(default_factory=list)  # where its blocks lie in host memory while swapped out
+    num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    num_scored: int = 0  # prompt tokens whose log-probability was delivered
+    num_preemptions: int = 0
+    scheduled_at: float | None = None  # first time in a step, seconds on the engine's clock
+    first_token_at: float | None = None
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError(f"request {self.id!r} has an empty prompt")
+        self.num_prompt = len(self.tokens)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens still to be computed: the rest of the prompt, or the one last sampled."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def prefilling(self) -> bool:
+        """More is pending than the token last sampled: the next chunk is a prefill, not a decode."""
+        return len(self.tokens) - self.num_computed > 1 or len(self.tokens) == self.num_prompt
+
+
+class Chunk(NamedTuple):
+    """`count` tokens of one request, starting at position `start`."""
+
+    request: Request
+    start: int
+    count: int
+    samples: bool  # reaches the end of the request's tokens, so it yields a new one
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Move(NamedTuple):
+    """One block to copy between the cache and host memory."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one forward pass computes. Moves happen first: all of `swap_out`, then all of `swap_in`."""
+
+    chunks: tuple[Chunk, ...] = ()
+    preempted: tuple[Request, ...] = ()
+    swap_out: tuple[Move, ...] = ()  # cache block -> host block
+    swap_in: tuple[Move, ...] = ()  # host block -> cache block
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What the attention of one layer needs. Layers with equal specs form a group, planned once a step."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # multiplies q @ k
+    window: int | None = None  # each query sees this many keys, itself included; None: all before it
+    softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
+    sinks: bool = False  # a learned logit per head joins each softmax; passed to `run`
+    v_head_dim: int | None = None  # None: as head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The shape of the key/value cache."""
+
+    layers: tuple[LayerSpec, ...]
+    block_size: int  # tokens per block
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step as tensors: B requests laid end to end, T tokens in all, no padding."""
+
+    tokens: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    slots: Tensor  # int64 [T]; token t's keys and values go to slots[t] = block * block_size + offset
+    block_table: Tensor  # int32 [B, W], padded with 0
+    query_start: Tensor  # int32 [B + 1]; request b owns rows query_start[b]:query_start[b + 1]
+    kv_lens: Tensor  # int32 [B]; keys request b attends to, this step's included
+    logit_rows: Tensor  # int64 [S]; the rows to take logits from
+    query_lens_host: tuple[int, ...]  # [B], on the host for planners
+    kv_lens_host: tuple[int, ...]  # [B]
+
+
+class Logprobs(NamedTuple):
+    """One token's log-probability under the raw model distribution: before temperature, penalties, bias, filters."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: the likeliest
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest (token, logprob), best first
+
+
+class Result(NamedTuple):
+    """What a runner returns for a step. The three mappings hold only what is there."""
+
+    tokens: list[int]  # one per chunk that samples, in order
+    logprobs: Mapping[int, Logprobs] = {}  # by index into `tokens`
+    errors: Mapping[int, str] = {}  # by index into `tokens`: this request failed, the others did not
+    scores: Mapping[str, list[Logprobs]] = {}  # by request id: the prompt tokens scored in this step, in order
+
+
+class Timing(NamedTuple):
+    """When a request passed its stations, seconds on the engine's clock (monotonic, shared by all processes)."""
+
+    arrived: float
+    scheduled: float | None
+    first_token: float | None
+    finished: float
+
+
+class Output(NamedTuple):
+    """What a step gave one request."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+    logprobs: tuple[Logprobs, ...] = ()  # one per token, when asked for
+    prompt_logprobs: tuple[Logprobs, ...] = ()  # of the prompt tokens scored in this step; the first token has none
+    error: str | None = None
+    num_cached: int = 0  # prompt tokens that came from the prefix cache
+    timing: Timing | None = None  # with the last output
+
+
+@dataclass(slots=True)
+class Stats:
+    """The engine's gauges and counters; counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_swapped: int = 0  # waiting requests whose blocks lie in host memory
+    num_blocks: int = 0
+    num_blocks_free: int = 0
+    host_blocks: int = 0
+    host_blocks_free: int = 0
+    num_steps: int = 0
+    step_tokens: int = 0  # of the last step
+    prompt_tokens: int = 0  # prompt tokens admitted for the first time, cached ones included
+    cached_tokens: int = 0  # of these, found in the prefix cache
+    generated_tokens: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    swap_fallbacks: int = 0  # swaps that became recomputes since host memory was full
+    recomputed_tokens: int = 0
+    swapped_blocks_out: int = 0
+    swapped_blocks_in: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # by Finish value
+    step_seconds: float = 0.0  # of the last step
+    schedule_seconds: float = 0.0  # of the last step
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is served and what it is made of; known once the engine is ready."""
+
+    model: str  # as the user named it
+    path: str  # the folder with config and tokenizer
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and answer together
+    num_blocks: int
+    block_size: int
+    capacity: int  # tokens the whole cache holds; one request may not need more
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    fingerprint: str  # of composition, versions and kernels; two different stacks never share one
+    composition: Mapping[str, object]  # the resolved configuration, plain JSON values
+    plugins: Mapping[str, Mapping[str, str]]  # slot -> {name, package, version}
+    versions: Mapping[str, str]  # python, torch, transformers, turnout
+    notes: tuple[str, ...] = ()  # what was chosen for the user and why: dtype, cache size, ...

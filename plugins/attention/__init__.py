@@ -1,0 +1,11 @@
+"""Attention backends. Listing them imports no kernel library: each backend imports its own when it is chosen."""
+
+from typing import Any
+
+from turnout.core import AttentionBackend, Register, hookimpl
+from turnout.plugins.attention.torch_sdpa import TorchAttention
+
+
+@hookimpl
+def register_attention(register: Register[AttentionBackend[Any, Any]]) -> None:
+    register("torch", TorchAttention)

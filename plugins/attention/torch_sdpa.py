@@ -1,0 +1,170 @@
+"""Attention with plain PyTorch: the reference the other backends are tested against. Runs on any device, in any dtype.
+
+Blocks are gathered into contiguous keys and values, then attended to: decodes together, padded to the longest among
+neighbours of similar length; each prefill chunk by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
+
+Cache = tuple[Tensor, Tensor]  # keys, values: each [num_blocks, block_size, kv_heads, head_dim]
+WASTE = 1.25  # decodes padded together read at most so many times the keys they need
+
+
+class Decodes(NamedTuple):
+    """Requests with one query each, of similar length."""
+
+    rows: Tensor  # int64 [B]
+    table: Tensor  # int64 [B, W]
+    mask: Tensor | None  # bool [B, 1, 1, W * block_size]; None: every key counts
+
+
+class Prefill(NamedTuple):
+    """A chunk of one request."""
+
+    rows: slice
+    table: Tensor  # int64 [W], the blocks some query of the chunk can see
+    num_keys: int  # of these blocks, from their start
+    mask: Tensor | None  # bool [queries, num_keys]; None: causal and square
+
+
+class Plan(NamedTuple):
+    layer: LayerSpec
+    slots: Tensor
+    decodes: list[Decodes]
+    prefills: list[Prefill]
+
+
+@dataclass
+class TorchAttention:
+    """Gathers blocks and calls scaled_dot_product_attention; softcap and sinks are computed openly."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(window=True, softcap=True, sinks=True, v_head_dim=True)
+
+    def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
+        def one(layer: LayerSpec, size: int) -> Tensor:
+            return torch.zeros(spec.num_blocks, spec.block_size, layer.num_kv_heads, size, dtype=dtype, device=device)
+
+        return [(one(layer, layer.head_dim), one(layer, layer.v_head_dim or layer.head_dim)) for layer in spec.layers]
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
+        queries, keys = batch.query_lens_host, batch.kv_lens_host
+        table = batch.block_table.long()
+        starts = batch.query_start.tolist()
+        decodes = sorted((b for b, n in enumerate(queries) if n == 1), key=lambda b: keys[b])
+        groups: list[list[int]] = []
+        total = 0
+        for b in decodes:
+            total += keys[b]
+            if groups and keys[b] * (len(groups[-1]) + 1) <= WASTE * total:
+                groups[-1].append(b)
+            else:
+                groups.append([b])
+                total = keys[b]
+        return Plan(
+            layer,
+            batch.slots,
+            [_decodes(group, keys, starts, table, layer, block_size) for group in groups],
+            [
+                _prefill(slice(starts[b], starts[b + 1]), n, keys[b], table[b], layer, block_size)
+                for b, n in enumerate(queries)
+                if n > 1
+            ],
+        )
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, plan: Plan, sinks: Tensor | None) -> Tensor:
+        keys, values = cache
+        keys.flatten(0, 1)[plan.slots] = k.to(keys.dtype)
+        values.flatten(0, 1)[plan.slots] = v.to(values.dtype)
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+        for group in plan.decodes:
+            out[group.rows] = _attend_decodes(q[group.rows], keys, values, group, plan.layer, sinks)
+        for chunk in plan.prefills:
+            out[chunk.rows] = _attend_prefill(q[chunk.rows], keys, values, chunk, plan.layer, sinks)
+        return out
+
+
+def _decodes(
+    group: list[int], keys: tuple[int, ...], starts: list[int], table: Tensor, layer: LayerSpec, block_size: int
+) -> Decodes:
+    device = table.device
+    lens = torch.tensor([keys[b] for b in group], device=device)
+    longest = keys[group[-1]]
+    seen = table[torch.tensor(group, device=device), : -(-longest // block_size)]
+    at = torch.arange(seen.shape[1] * block_size, device=device)
+    mask = at < lens[:, None]
+    if layer.window is not None:
+        mask &= at >= (lens - layer.window)[:, None]
+    rows = torch.tensor([starts[b] for b in group], device=device)
+    return Decodes(rows, seen, None if bool(mask.all()) else mask[:, None, None])
+
+
+def _prefill(rows: slice, num_q: int, num_k: int, table: Tensor, layer: LayerSpec, block_size: int) -> Prefill:
+    first = 0 if layer.window is None else max(0, num_k - num_q - layer.window + 1) // block_size  # blocks before: unseen
+    table = table[first : -(-num_k // block_size)]
+    num_k -= first * block_size
+    if num_q == num_k and (layer.window is None or layer.window >= num_k):
+        return Prefill(rows, table, num_k, None)
+    mask = torch.ones(num_q, num_k, dtype=torch.bool, device=table.device).tril(num_k - num_q)
+    if layer.window is not None:
+        mask = mask.triu(num_k - num_q - layer.window + 1)
+    return Prefill(rows, table, num_k, mask)
+
+
+def _attend_decodes(
+    q: Tensor, keys: Tensor, values: Tensor, group: Decodes, layer: LayerSpec, sinks: Tensor | None
+) -> Tensor:
+    """q: [B, heads, head_dim]. Heads that share keys become the query dimension, so no key is repeated."""
+    q = q.unflatten(1, (layer.num_kv_heads, -1))  # [B, kv_heads, group, head_dim]
+    k, v = (side[group.table].flatten(1, 2).transpose(1, 2).to(q.dtype) for side in (keys, values))
+    if layer.softcap is None and sinks is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=layer.scale)
+    else:
+        sinks = None if sinks is None else sinks.view(1, layer.num_kv_heads, -1, 1)
+        out = _open_attention(q, k, v, group.mask, layer, sinks)
+    return out.flatten(1, 2)
+
+
+def _attend_prefill(
+    q: Tensor, keys: Tensor, values: Tensor, chunk: Prefill, layer: LayerSpec, sinks: Tensor | None
+) -> Tensor:
+    """q: [queries, heads, head_dim]."""
+    q = q.transpose(0, 1)  # [heads, queries, head_dim]
+    k, v = (side[chunk.table].flatten(0, 1)[: chunk.num_keys].transpose(0, 1).to(q.dtype) for side in (keys, values))
+    if layer.softcap is None and sinks is None and chunk.num_keys >= q.shape[1]:
+        out = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], chunk.mask, is_causal=chunk.mask is None, scale=layer.scale, enable_gqa=True
+        )[0]
+    else:
+        mask = chunk.mask
+        if mask is None:
+            mask = torch.ones(q.shape[1], chunk.num_keys, dtype=torch.bool, device=q.device).tril()
+        grouped = q.unflatten(0, (layer.num_kv_heads, -1))
+        sinks = None if sinks is None else sinks.view(layer.num_kv_heads, -1, 1, 1)
+        out = _open_attention(grouped, k[:, None], v[:, None], mask, layer, sinks).flatten(0, 1)
+    return out.transpose(0, 1)
+
+
+def _open_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: LayerSpec, sinks: Tensor | None
+) -> Tensor:
+    """Softmax written out, in float32 or wider: softcap on the logits, then the mask, a sink logit joining each softmax
+    (gpt-oss), and zeros for rows that see nothing."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = (q.to(wide) @ k.to(wide).transpose(-1, -2)) * layer.scale
+    if layer.softcap is not None:
+        logits = layer.softcap * torch.tanh(logits / layer.softcap)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.to(wide).expand(*logits.shape[:-1], 1)), -1)
+    weights = torch.softmax(logits, -1).nan_to_num(0.0)
+    return (weights[..., : k.shape[-2]] @ v.to(wide)).to(q.dtype)
