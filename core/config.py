@@ -103,7 +103,7 @@ class Config:
 class GenerateConfig(Config):
     """`turnout generate`."""
 
-    prompt: str = MISSING
+    prompt: str | None = None  # null: the first argument, or standard input
     chat: bool = False  # put the prompt through the chat template
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 

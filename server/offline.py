@@ -1,0 +1,119 @@
+"""`turnout generate` and `turnout chat`: the engine in this process, the text in this terminal. No server."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from turnout.core.build import Progress, build_engine
+from turnout.core.config import ChatConfig, Config, GenerateConfig, SamplingConfig
+from turnout.core.engine import Engine
+from turnout.core.text import Detokenizer, Text
+from turnout.core.types import Finish, Request, Sampling
+
+
+def generate(config: GenerateConfig) -> int:
+    """Print the prompt's continuation as it comes."""
+    if config.prompt is None:
+        config.prompt = sys.stdin.read() if not sys.stdin.isatty() else ""
+    if not config.prompt:
+        raise ValueError('there is no prompt: turnout generate "PROMPT" [OVERRIDE ...], or the prompt on standard input')
+    engine, text = open_engine(config)
+    ids = text.chat([{"role": "user", "content": config.prompt}]) if config.chat else text.encode(config.prompt)
+    for piece in stream(engine, text, ids, config.sampling):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def chat(config: ChatConfig) -> int:
+    """Talk until Ctrl-D. Ctrl-C ends an answer, and the program when nothing is being answered."""
+    engine, text = open_engine(config)
+    print(f"{config.model} · Ctrl-C stops an answer, Ctrl-D or /bye ends, /new forgets", file=sys.stderr)
+    system = [{"role": "system", "content": config.system}] if config.system else []
+    messages = list(system)
+    while True:
+        try:
+            said = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return 0
+        if said == "/bye":
+            return 0
+        if said == "/new":
+            messages = list(system)
+            continue
+        if not said:
+            continue
+        messages.append({"role": "user", "content": said})
+        answer = ""
+        try:
+            for piece in stream(engine, text, text.chat(messages), config.sampling):
+                answer += piece
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pass
+        except ValueError as error:  # the conversation outgrew the context
+            print(f"{error}; /new starts afresh", file=sys.stderr)
+            messages.pop()
+            continue
+        print()
+        messages.append({"role": "assistant", "content": answer})
+
+
+def open_engine(config: Config) -> tuple[Engine, Text]:
+    """The composed engine and its text side, with progress on stderr."""
+    with progress_bar() as progress:
+        engine = build_engine(config, progress)
+        return engine, Text.load(engine.info.path)
+
+
+def stream(engine: Engine, text: Text, ids: list[int], wanted: SamplingConfig) -> Iterator[str]:
+    """The text of one answer, piece by piece. Leaving early aborts the request. Raises ValueError when refused."""
+    request = Request(uuid.uuid4().hex, ids, sampling_of(wanted, text, engine, len(ids)))
+    detokenizer = Detokenizer(text, stop=wanted.stop)
+    outputs = engine.generate([request])
+    try:
+        for output in outputs:
+            if output.finish is Finish.ERROR:
+                raise RuntimeError(output.error)
+            tokens = [t for t in output.tokens if t not in request.sampling.stop_ids]
+            yield detokenizer.push(tokens)
+            if detokenizer.stopped is not None:
+                break
+    finally:
+        outputs.close()  # type: ignore[attr-defined]  # a generator
+    yield detokenizer.finish()
+
+
+def sampling_of(wanted: SamplingConfig, text: Text, engine: Engine, num_prompt: int) -> Sampling:
+    """What was asked for; else the model's own default; else Sampling's. `max_tokens` is cut to the context's rest."""
+    given = text.generation_defaults | {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if (value := getattr(wanted, name)) is not None
+    }
+    rest = min(engine.info.max_model_len, engine.info.capacity + 1) - num_prompt
+    return Sampling(
+        **given,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        seed=wanted.seed,
+        max_tokens=min(wanted.max_tokens, rest) if rest > 0 else wanted.max_tokens,
+        stop_ids=frozenset() if wanted.ignore_eos else text.eos_ids,
+    )
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Loading progress on stderr: a bar in a terminal, silence elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda stage, share: bar.update(task, description=stage, completed=share)
