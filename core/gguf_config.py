@@ -1,26 +1,23 @@
-"""A .gguf file written anew as a Hugging Face folder. Knows nothing of caches, engines or where the file came from.
+"""The configuration of a model in a .gguf file. Knows the file's metadata, not its weights' meaning or its text.
 
-Strict on purpose: every tensor of the file is used or skipped by name, every parameter of the model is filled, and
-whatever metadata would change the computation is carried over or refused.
+Strict on purpose: whatever metadata would change the computation is carried over or refused.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnout.core.errors import ModelError
+from turnout.core.checkpoint import ModelError
 
 if TYPE_CHECKING:
     import gguf
     import numpy as np
-    import torch
 
-SHARD_BYTES = 2 << 30
 LLAMA31_CONTEXT = 8192  # the length Llama 3.1's rotary scaling starts from; files keep its factors, not this number
+ROPE_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 
 _DECODER = {
     "context_length": "max_position_embeddings",
@@ -68,7 +65,6 @@ ARCHITECTURES = {
     "starcoder2": Architecture("starcoder2", _DECODER | {"attention.layer_norm_epsilon": "norm_epsilon"}),
 }
 _CHECKED = {"vocab_size", "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "attention.value_length"}
-_ROPE_TENSORS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 class GGUF:
@@ -112,30 +108,7 @@ class GGUF:
         return values.astype(np.float32, copy=False).reshape(shape)
 
 
-def convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
-    """Write `path` into the existing, empty `folder`.
-
-    float16 and bfloat16 tensors keep their type; quantized ones become float32. Raises ModelError for a file whose
-    model can't be written faithfully.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    progress(f"converting {path.name}: reading")
-    file = GGUF(path)
-    config = _config(file, progress)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    config.dtype = _write_weights(file, model, folder, progress)
-    config.save_pretrained(folder)
-    stops = _write_tokenizer(file, folder, progress)
-    GenerationConfig(
-        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=stops or None
-    ).save_pretrained(folder)
-
-
-def _config(file: GGUF, progress: Callable[[str], None]) -> Any:
+def configuration(file: GGUF, progress: Callable[[str], None]) -> Any:
     from transformers import AutoConfig
 
     _refuse_unmapped(file, progress)
@@ -183,7 +156,7 @@ def _rope(file: GGUF, fields: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelError(f"{file.path} rotates {rotary} of {fields['head_dim']} dimensions; it can't be served")
         rope["partial_rotary_factor"] = rotary / fields["head_dim"]
     rope |= _rope_scaling(file)
-    if factors := {name: file.array(name).ravel().tolist() for name in _ROPE_TENSORS & file.tensors.keys()}:
+    if factors := {name: file.array(name).ravel().tolist() for name in ROPE_TENSORS & file.tensors.keys()}:
         if rope["rope_type"] != "default" and "rope_freqs.weight" in factors:
             raise ModelError(f"{file.path} states both {rope['rope_type']} rotary scaling and frequency factors")
         rope |= _rope_factors(file, factors, rope["rope_theta"], fields)
@@ -275,45 +248,3 @@ def _named_keys() -> set[str]:
     groups = [group for group in vars(Keys).values() if isinstance(group, type)]
     values = [value for group in groups for value in vars(group).values() if isinstance(value, str)]
     return {value.removeprefix("{arch}.") for value in values if value.startswith("{arch}.")}
-
-
-def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str], None]) -> torch.dtype:
-    """Write every tensor as safetensors, in shards. Returns the dtype all matrices have, float32 if they differ."""
-    import torch
-    from safetensors.torch import save_file
-
-    expected, names = _parameters(file, model)
-    if unknown := file.tensors.keys() - names.keys() - _ROPE_TENSORS:
-        raise ModelError(f"{file.path} holds tensors the model has no place for: {_some(unknown)}")
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-    if missing := {hf for name, hf in names.items() if name not in file.tensors} - tied:
-        raise ModelError(f"{file.path} lacks tensors the model needs: {_some(missing)}")
-    shards: list[str] = []
-    where: dict[str, str] = {}
-    dtypes: set[torch.dtype] = set()
-    pending: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        shards.append(f"model-{len(shards) + 1:05}.safetensors")
-        save_file(pending, folder / shards[-1], metadata={"format": "pt"})
-        where.update(dict.fromkeys(pending, shards[-1]))
-        pending.clear()
-        progress(f"converting {file.path.name}: {len(where)} of {len(expected) - len(tied)} tensors")
-
-    for name, tensor in _weights(file, model.config, names):
-        if tensor.shape != expected[name]:
-            shapes = f"{tuple(tensor.shape)}, the model needs {tuple(expected[name])}"
-            raise ModelError(f"{file.path}: {name} has shape {shapes}")
-        if tensor.ndim > 1:
-            dtypes.add(tensor.dtype)
-        pending[name] = tensor
-        if sum(t.nbytes for t in pending.values()) >= SHARD_BYTES:
-            flush()
-    if pending:
-        flush()
-    if len(shards) == 1:
-        (folder / shards[0]).rename(folder / "model.safetensors")
-    else:
-        index = {"metadata": {}, "weight_map": where}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    return dtypes.pop() if len(dtypes) == 1 else torch.float32

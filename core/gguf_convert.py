@@ -1,0 +1,146 @@
+"""A .gguf file written anew as a Hugging Face folder. Knows nothing of caches, engines or where the file came from.
+
+Strict on purpose: every tensor of the file is used or skipped by name, and every parameter of the model is filled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnout.core.checkpoint import ModelError
+from turnout.core.gguf_config import GGUF, ROPE_TENSORS, configuration
+from turnout.core.gguf_tokenizer import write_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 2 << 30  # one shard at a time is in memory
+
+
+def convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
+    """Write `path` into the existing, empty `folder`.
+
+    float16 and bfloat16 tensors keep their type; quantized ones become float32. Raises ModelError for a file whose
+    model can't be written faithfully.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    progress(f"converting {path.name}: reading")
+    file = GGUF(path)
+    config = configuration(file, progress)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.dtype = _write_weights(file, model, folder, progress)
+    config.save_pretrained(folder)
+    stops = write_tokenizer(file, folder, progress)
+    GenerationConfig(
+        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=stops or None
+    ).save_pretrained(folder)
+
+
+def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str], None]) -> torch.dtype:
+    """Write every tensor as safetensors, in shards. Returns the dtype all matrices have, float32 if they differ."""
+    import torch
+    from safetensors.torch import save_file
+
+    shapes, names = _parameters(model, file)
+    keys = [key for key in file.tensors if key not in ROPE_TENSORS]
+    if unknown := set(keys) - names.keys():
+        raise ModelError(f"{file.path} holds tensors the model has no place for: {_some(unknown)}")
+    if missing := {name for key, name in names.items() if key not in file.tensors}:
+        raise ModelError(f"{file.path} lacks tensors the model needs: {_some(missing)}")
+    groups = _shards(file, keys)
+    weight_map: dict[str, str] = {}
+    dtypes: set[torch.dtype] = set()
+    for number, group in enumerate(groups, start=1):
+        shard: dict[str, torch.Tensor] = {}
+        for key in group:
+            for name, tensor in _weights(file, key, names[key]):
+                if tuple(tensor.shape) != shapes[name]:
+                    given = f"{key} has shape {tuple(tensor.shape)}"
+                    raise ModelError(f"{file.path}: {given}, the model needs {shapes[name]}")
+                shard[name] = tensor
+        dtypes |= {tensor.dtype for tensor in shard.values() if tensor.ndim > 1}
+        target = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
+        save_file(shard, folder / target, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, target)
+        progress(f"converting {file.path.name}: {number} of {len(groups)} parts written")
+    if len(groups) > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _shards(file: GGUF, keys: Sequence[str]) -> list[list[str]]:
+    """The keys in groups of about SHARD_BYTES as float32, so that one group at a time is in memory."""
+    groups: list[list[str]] = [[]]
+    room = SHARD_BYTES
+    for key in keys:
+        size = 4 * int(file.tensors[key].n_elements)
+        if groups[-1] and size > room:
+            groups.append([])
+            room = SHARD_BYTES
+        groups[-1].append(key)
+        room -= size
+    return groups
+
+
+def _parameters(model: Any, file: GGUF) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The shape of every parameter by name, and its name by the file's; an expert's number is `*` in the latter."""
+    import gguf
+
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.arch)
+    table = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
+    shapes: dict[str, tuple[int, ...]] = {}
+    names: dict[str, str] = {}
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    for name, tensor in model.state_dict().items():
+        if name in tied:
+            continue
+        if ".experts." in name:  # transformers stacks them in memory, a checkpoint names each
+            prefix, _, part = name.rpartition(".")
+            rows = tensor.shape[1] // 2 if part == "gate_up_proj" else tensor.shape[1]
+            for projection in ("gate", "up") if part == "gate_up_proj" else ("down",):
+                each = f"{prefix}.*.{projection}_proj.weight"
+                names[f"blk.{name.split('.')[2]}.ffn_{projection}_exps.weight"] = each
+                shapes |= {each.replace("*", str(n)): (rows, tensor.shape[2]) for n in range(tensor.shape[0])}
+            continue
+        base, _, suffix = name.rpartition(".")
+        key = table.get_name(base)
+        if key is None:
+            raise ModelError(f"{file.path}: the GGUF format has no name for {name}; the model can't be served")
+        names[f"{key}.{suffix}"] = name
+        shapes[name] = tuple(tensor.shape)
+    return shapes, names
+
+
+def _weights(file: GGUF, key: str, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters one tensor of the file becomes, with the changes of the GGUF format undone."""
+    import gguf
+    import torch
+
+    values = torch.from_numpy(file.array(key).copy())
+    if file.arch == "llama" and key.split(".")[-2] in ("attn_q", "attn_k"):  # rotary pairs there, halves here
+        heads = file.own("attention.head_count")
+        heads = file.own("attention.head_count_kv", heads) if ".attn_k." in key else heads
+        values = values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    elif file.arch in ("gemma2", "gemma3") and key.endswith("norm.weight"):
+        values -= 1.0
+    elif file.arch == "gpt2" and key.startswith("blk.") and values.ndim == 2:  # Conv1D keeps [in, out]
+        values = values.T
+    kinds = {gguf.GGMLQuantizationType.F16: torch.float16, gguf.GGMLQuantizationType.BF16: torch.bfloat16}
+    values = values.to(kinds.get(file.tensors[key].tensor_type, torch.float32)).contiguous()
+    if "*" in name:
+        yield from ((name.replace("*", str(number)), part) for number, part in enumerate(values.clone()))
+    else:
+        yield name, values
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

@@ -1,0 +1,80 @@
+"""The tokenizer of a .gguf file as a Hugging Face one. Knows no weights.
+
+transformers rebuilds vocabulary and merges. How text is split before merging is only named in the file; where
+transformers does not act on the name, it is done here, and a name nobody here knows is refused: ids would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnout.core.checkpoint import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from turnout.core.gguf_config import GGUF
+
+CONTROL = 3  # the token type of special tokens
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+
+# What llama.cpp does for each name of tokenizer.ggml.pre, beyond what transformers does.
+_GPT2_SPLIT = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "trillion", "granite-docling"}
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+_WORDS_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+
+
+def write_tokenizer(file: GGUF, folder: Path, progress: Callable[[str], None]) -> list[int]:
+    """Write the file's tokenizer and chat template, where it has them. Returns the ids that end a turn."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    tokens = file.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        progress(f"{file.path.name} holds no tokenizer: prompts can only be token ids")
+        return []
+    architecture, vocabulary, options = get_gguf_tokenizer(str(file.path))
+    try:
+        backend, _ = convert_gguf_tokenizer(architecture, vocabulary)
+    except ValueError as error:
+        raise ModelError(f"{file.path}: {error}") from None
+    if vocabulary["tokenizer_type"] == "gpt2":
+        _split_like(file, backend, options, progress)
+    elif vocabulary["tokenizer_type"] == "llama" and not vocabulary.get("add_prefix_space", True):
+        _drop_prefix_space(backend)
+    kinds = file.get("tokenizer.ggml.token_type", [])
+    control = {
+        token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL
+    }
+    if backend.get_vocab_size() > len(tokens) or any(backend.token_to_id(token) != n for token, n in control.items()):
+        raise ModelError(f"{file.path}: its tokenizer gets other ids than the file says; use the model's own folder")
+    PreTrainedTokenizerFast(tokenizer_object=backend, **options).save_pretrained(folder)
+    stated = (file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys([n for n in stated if n is not None] + [control[t] for t in TURN_ENDS if t in control]))
+
+
+def _split_like(file: GGUF, backend: Tokenizer, options: dict[str, Any], progress: Callable[[str], None]) -> None:
+    from tokenizers import pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    name = file.get("tokenizer.ggml.pre", "default")
+    if name == "default":
+        progress(f"{file.path.name} does not say how its tokenizer splits text; taking GPT-2's way")
+    elif name in _DIGITS_APART:
+        digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    elif name not in _GPT2_SPLIT and name not in GGUF_PRE_TOKENIZER_SPLITS:
+        known = ", ".join(sorted(_GPT2_SPLIT | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys()))
+        raise ModelError(f"{file.path}: its tokenizer splits text like {name!r}, which isn't known; known: {known}")
+    if name in _WORDS_FIRST:
+        backend.model.ignore_merges = True
+        options.setdefault("add_bos_token", True)
+
+
+def _drop_prefix_space(backend: Tokenizer) -> None:
+    from tokenizers import decoders, pre_tokenizers
+
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
