@@ -81,7 +81,10 @@ class PagedBlocks:
         if chain is None:
             chain = self._chains[request.id] = []
         for i in range(len(chain), full):
-            key = (chain[-1] if chain else request.salt, array("i", request.tokens[i * size : (i + 1) * size]).tobytes())
+            key = (
+                chain[-1] if chain else request.salt,
+                array("i", request.tokens[i * size : (i + 1) * size]).tobytes(),
+            )
             block = self._by_key.get(key)
             if block is None:  # else a twin was published first: this copy stays private
                 block = request.blocks[i]

@@ -137,7 +137,9 @@ def _profile(limits: Limits, info: model.ModelInfo, served: model.Model) -> int:
     tokens = torch.zeros(num, dtype=torch.int64, device=info.device)
     rows = torch.arange(min(limits.max_num_seqs, num), device=info.device)
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
 
     torch.cuda.reset_peak_memory_stats(info.device)

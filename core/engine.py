@@ -181,14 +181,14 @@ class Engine:
     def _account(self, step: Step, result: Result) -> list[Output]:
         self._swapper.done()
         now, index, outputs = self._clock(), 0, []
-        waiting, running, blocks, scores = self._waiting, self._running, self._blocks, result.scores
+        waiting, blocks, scores = self._waiting, self._blocks, result.scores
         tokens, logprobs, errors = result.tokens, result.logprobs, result.errors
         for chunk in step.chunks:
             request = chunk.request
             rid = request.id
             if rid in waiting:
                 self._admit(chunk, now)
-            request.num_computed = chunk.start + chunk.count
+            request.num_computed = chunk.end
             blocks.publish(request)
             scored = tuple(scores.get(rid, ())) if scores else ()
             request.num_scored += len(scored)

@@ -87,7 +87,9 @@ class Plugins:
         if (slot, name) in self.claimed:
             raise PluginError(self.claimed[slot, name])
         if (slot, name) not in self.choices:
-            broken = "".join(f"\nA plugin could not be loaded and may be the one: {why}" for why in self.faults.values())
+            broken = "".join(
+                f"\nA plugin could not be loaded and may be the one: {why}" for why in self.faults.values()
+            )
             raise PluginError(
                 f"{slot}={name}: there is no such choice. Installed here: {', '.join(self.names(slot))}. "
                 f"`turnout plugins` lists all of them; a missing one comes with its package.{broken}"
@@ -162,7 +164,7 @@ def _register(found: Plugins, source: _Source, get: Callable[[], object]) -> Non
         for impl in found.manager.hook.register_presets.get_hookimpls():
             if impl.plugin is plugin:
                 impl.function(**{a: presets.append for a in impl.argnames})
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a stranger's module does at import
         found.faults[source.plugin] = f"{source} failed to load: {type(error).__name__}: {error}. {remedy}"
         for slot, name, _ in offers:
             found.claimed.setdefault((slot, name), found.faults[source.plugin])
@@ -218,7 +220,9 @@ def _problem(slot: str, component: type) -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions that can change an answer."""
-    return {"python": platform.python_version()} | {name: version(name) for name in ("turnout", "torch", "transformers")}
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("turnout", "torch", "transformers")
+    }
 
 
 def options_of(component: object) -> dict[str, Any]:

@@ -103,7 +103,13 @@ class ModelRunner:
         return batch, sampled, scored
 
     def _tensors_of(
-        self, tokens: array[int], blocks: array[int], counts: list[int], starts: list[int], widths: list[int], rows: list[int]
+        self,
+        tokens: array[int],
+        blocks: array[int],
+        counts: list[int],
+        starts: list[int],
+        widths: list[int],
+        rows: list[int],
     ) -> Batch:
         size = self._spec.block_size
         count, start, width = (np.array(values, dtype=np.int64) for values in (counts, starts, widths))

@@ -54,6 +54,7 @@ class Sampling:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # this many alternatives beside each sampled token; None: no log-probabilities
     prompt_logprobs: int | None = None  # likewise for each prompt token but the first
+    plain: bool = field(init=False, repr=False, compare=False)  # greedy, nothing else asked: the sampler's fast path
 
     def __post_init__(self) -> None:
         rules = (
@@ -76,6 +77,14 @@ class Sampling:
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise ValueError(f"logit_bias must be between -100 and 100, got {bias} for token {token}")
+        changed = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
+        banned = self.min_tokens and self.stop_ids
+        object.__setattr__(self, "plain", self.greedy and not changed and not banned and self.logprobs is None)
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token is taken: dividing by so small a temperature would leave nothing else."""
+        return self.temperature <= 1e-5
 
 
 @dataclass(slots=True, eq=False)
@@ -121,16 +130,16 @@ class Request:
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of one request, starting at position `start`."""
+    """`num_tokens` tokens of one request, starting at position `start`."""
 
     request: Request
     start: int
-    count: int
+    num_tokens: int
     samples: bool  # reaches the end of the request's tokens, so it yields a new one
 
     @property
-    def end(self) -> int:
-        return self.start + self.count
+    def end(self) -> int:  # position after the last
+        return self.start + self.num_tokens
 
 
 class Move(NamedTuple):
@@ -151,7 +160,7 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)

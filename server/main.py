@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 1 it failed, 2 the command or configuration is wrong."""
     args = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.basicConfig(level=os.environ.get("TURNOUT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("TURNOUT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
@@ -127,7 +129,19 @@ def _action(command: str) -> Callable[..., int]:
 def _is_override(arg: str) -> bool:
     """Whether an argument of `generate` is a Hydra override or flag rather than the prompt."""
     key = re.match(r"^[+~]{0,2}([A-Za-z_]\w*)[\w./@:]*=", arg)
-    known = {*SLOTS, "model", "dtype", "device", "limits", "server", "sampling", "prompt", "chat", "experiment", "hydra"}
+    known = {
+        *SLOTS,
+        "model",
+        "dtype",
+        "device",
+        "limits",
+        "server",
+        "sampling",
+        "prompt",
+        "chat",
+        "experiment",
+        "hydra",
+    }
     return bool(key and key.group(1) in known) or bool(re.match(r"^(-[a-zA-Z]|--[a-z-]+)$", arg)) or arg.startswith("~")
 
 

@@ -19,7 +19,9 @@ def generate(config: GenerateConfig) -> int:
     if config.prompt is None:
         config.prompt = sys.stdin.read() if not sys.stdin.isatty() else ""
     if not config.prompt:
-        raise ValueError('there is no prompt: turnout generate "PROMPT" [OVERRIDE ...], or the prompt on standard input')
+        raise ValueError(
+            'there is no prompt: turnout generate "PROMPT" [OVERRIDE ...], or the prompt on standard input'
+        )
     engine, text = open_engine(config)
     ids = text.chat([{"role": "user", "content": config.prompt}]) if config.chat else text.encode(config.prompt)
     for piece in stream(engine, text, ids, config.sampling):
@@ -110,7 +112,8 @@ def sampling_of(wanted: SamplingConfig, text: Text, engine: Engine, num_prompt: 
 def progress_bar() -> Iterator[Progress]:
     """Loading progress on stderr: a bar in a terminal, silence elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

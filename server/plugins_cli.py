@@ -67,7 +67,9 @@ def _doctor(found: Plugins) -> int:
             troubles.append(f"{choice.slot}={choice.name} of {choice.package}: not installed here: {', '.join(absent)}")
         devices = getattr(getattr(choice.component, "capabilities", None), "devices", None)
         if devices and not any(_has(device) for device in devices):
-            troubles.append(f"{choice.slot}={choice.name} of {choice.package}: needs a device of type {', '.join(devices)}")
+            troubles.append(
+                f"{choice.slot}={choice.name} of {choice.package}: needs a device of type {', '.join(devices)}"
+            )
         if choice.contract != interfaces.CONTRACTS[choice.slot]:
             troubles.append(
                 f"{choice.slot}={choice.name} of {choice.package} was written for version {choice.contract} of the "
@@ -89,7 +91,10 @@ def _check(found: Plugins, slot: str, name: str) -> int:
     choice = found.get(slot, name)
     results = check_component(slot, choice.component)
     for result in results:
-        print(f"{'ok  ' if result.fault is None else 'FAIL'} {result.rule}" + (f": {result.fault}" if result.fault else ""))
+        print(
+            f"{'ok  ' if result.fault is None else 'FAIL'} {result.rule}"
+            + (f": {result.fault}" if result.fault else "")
+        )
     failed = sum(result.fault is not None for result in results)
     print(f"{slot}={name} of {choice.package} {choice.version}: {len(results) - failed} passed, {failed} failed")
     return 1 if failed else 0

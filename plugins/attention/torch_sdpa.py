@@ -108,7 +108,9 @@ def _decodes(
 
 
 def _prefill(rows: slice, num_q: int, num_k: int, table: Tensor, layer: LayerSpec, block_size: int) -> Prefill:
-    first = 0 if layer.window is None else max(0, num_k - num_q - layer.window + 1) // block_size  # blocks before: unseen
+    first = (
+        0 if layer.window is None else max(0, num_k - num_q - layer.window + 1) // block_size
+    )  # blocks before: unseen
     table = table[first : -(-num_k // block_size)]
     num_k -= first * block_size
     if num_q == num_k and (layer.window is None or layer.window >= num_k):

@@ -1,0 +1,22 @@
+"""What a plugin author needs to prove a plugin: oracles, a model that runs anywhere, and the rules of each contract.
+
+`turnout plugins check SLOT=NAME` runs `check_component`; tests may call the pieces themselves.
+"""
+
+from turnout.core.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
+from turnout.core.testing.checks import Checked, check_component
+from turnout.core.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
+
+__all__ = [
+    "AttentionCase",
+    "Checked",
+    "TokenCacheRunner",
+    "attention_cases",
+    "attention_oracle",
+    "check_balance",
+    "check_component",
+    "continuation",
+    "make_engine",
+    "run_attention",
+    "serve_all",
+]

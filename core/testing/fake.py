@@ -1,0 +1,149 @@
+"""A model whose whole memory is the cache: the next token is a checksum of what the request's blocks hold.
+
+A block shared too early, freed twice, swapped to the wrong place or left stale changes the tokens, so equality with
+`continuation`, which has no cache at all, proves scheduler, draft, block manager and preemption together, in
+microseconds and without a device.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import pluggy
+
+from turnout.core import hooks
+from turnout.core.blocks import PagedBlocks
+from turnout.core.engine import Engine
+from turnout.core.interfaces import ENTRY_POINTS, BlockManager, Preemption, Scheduler
+from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
+
+VOCAB = 997
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    return zlib.crc32(array("i", tokens).tobytes()) % VOCAB
+
+
+def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What the fake model says after `prompt`, without any cache."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class TokenCacheRunner:
+    """Stores each token in its slot; samples from what the slots hold."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        self.cache = np.full((num_blocks, block_size), -1, dtype=np.int32)
+        self.host = np.full((num_host_blocks, block_size), -2, dtype=np.int32)
+        self.steps: list[Step] = []
+
+    def run(self, step: Step) -> Result:
+        self.steps.append(step)
+        for move in step.swap_out:
+            self.host[move.target] = self.cache[move.source]
+        for move in step.swap_in:
+            self.cache[move.target] = self.host[move.source]
+        size = self.cache.shape[1]
+        for request, start, count, _ in step.chunks:
+            for position in range(start, start + count):
+                self.cache[request.blocks[position // size], position % size] = request.tokens[position]
+        tokens, scores = [], {}
+        for chunk in step.chunks:
+            request = chunk.request
+            held = self.cache[np.array(request.blocks)].ravel()
+            if chunk.samples:
+                tokens.append(next_token(held[: chunk.end].tolist()))
+            if request.sampling.prompt_logprobs is not None:
+                first, end = max(chunk.start, request.num_scored), min(chunk.end, request.num_prompt - 1)
+                found = [
+                    Logprobs(int(held[p + 1]) if p + 1 < chunk.end else request.tokens[p + 1], -1.0, 1)
+                    for p in range(first, end)
+                ]
+                scores[request.id] = found
+        return Result(tokens, scores=scores)
+
+
+class _Recompute:
+    num_host_blocks = 0
+
+    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+        return PreemptMode.RECOMPUTE
+
+
+def make_engine(
+    scheduler: Scheduler,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_batched_tokens: int = 64,
+    max_num_seqs: int = 8,
+    max_model_len: int = 10_000,
+    blocks: BlockManager | None = None,
+    preemption: Preemption | None = None,
+) -> Engine:
+    """An engine on the fake model."""
+    manager = pluggy.PluginManager(ENTRY_POINTS)
+    manager.add_hookspecs(hooks)
+    policy = preemption or _Recompute()
+    info = EngineInfo(
+        model="fake",
+        path="",
+        architecture="fake",
+        dtype="int32",
+        device="cpu",
+        vocab_size=VOCAB,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        capacity=num_blocks * block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        fingerprint="fp_fake",
+        composition={},
+        plugins={},
+        versions={},
+    )
+    runner = TokenCacheRunner(num_blocks, block_size, policy.num_host_blocks)
+    return Engine(runner, scheduler, blocks or PagedBlocks(block_size), policy, info, hooks=manager)
+
+
+def check_balance(engine: Engine) -> None:
+    """Every block is free or held; every request holds what its progress needs; host memory likewise.
+
+    Raises AssertionError saying which count is off.
+    """
+    manager, stats = engine._blocks, engine.stats
+    held = {block for request in (*engine.running, *engine.waiting) for block in request.blocks}
+    assert len(held) + manager.num_free == engine.info.num_blocks, (
+        f"{len(held)} blocks held + {manager.num_free} free are not {engine.info.num_blocks}"
+    )
+    for request in engine.waiting:
+        assert not request.blocks, f"{request.id} waits and holds blocks"
+    for request in engine.running:
+        room = len(request.blocks) * engine.info.block_size
+        assert request.num_computed <= room, f"{request.id} computed {request.num_computed} in room for {room}"
+        assert len(set(request.blocks)) == len(request.blocks), f"{request.id} holds a block twice"
+        assert not request.host_blocks, f"{request.id} runs and lies in host memory"
+    swapped = [block for request in engine.waiting for block in request.host_blocks]
+    assert len(set(swapped)) == len(swapped), "two requests share a host block"
+    assert len(swapped) + stats.host_blocks_free == stats.host_blocks, "host blocks do not add up"
+
+
+def serve_all(engine: Engine, requests: Sequence[Request], max_steps: int = 20_000) -> dict[str, list[int]]:
+    """Run the requests to their end, checking the balance after every step. Returns the tokens of each."""
+    got: dict[str, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    for _ in range(max_steps):
+        if not engine.busy:
+            return got
+        for output in engine.step():
+            got[output.request_id] += output.tokens
+        check_balance(engine)
+    raise AssertionError(f"{len(engine.running)} running and {len(engine.waiting)} waiting after {max_steps} steps")
