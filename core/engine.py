@@ -34,7 +34,8 @@ from turnout.core.types import (
     Timing,
 )
 
-IDLE_STEPS = 1000  # a scheduler may let so many steps pass empty while requests wait; then it is broken
+IDLE_STEPS = 1000  # so many empty steps may pass while requests wait; then the scheduler is broken
+VAIN_STEPS = 10_000  # so many steps may pass without any request coming further than it ever was
 FAILED_STEPS = 3  # so many failed forward passes in a row end the engine: the device is gone, not one request wrong
 
 log = logging.getLogger("turnout.engine")
@@ -150,12 +151,7 @@ class Engine:
         try:
             self._scheduler.schedule(tuple(waiting.values()), tuple(running.values()), draft)
             step = draft.freeze()
-            idle = not (step.chunks or step.preempted) and self.busy
-            self._idle_steps = self._idle_steps + 1 if idle else 0
-            if self._idle_steps > IDLE_STEPS:
-                raise ContractError(
-                    f"it ran nothing for {IDLE_STEPS} steps while {len(waiting)} requests wait and {len(running)} run"
-                )
+            self._watch_progress(step)
         except Exception as error:
             self._back_to_waiting(draft.undo())
             self._gauge()
@@ -163,6 +159,18 @@ class Engine:
             raise ContractError(f"the scheduler {name} failed: {type(error).__name__}: {error}") from error
         self._back_to_waiting(step.preempted)
         return step
+
+    def _watch_progress(self, step: Step) -> None:
+        """Raise ContractError when for long nothing ran, or the same was computed and thrown away again."""
+        if not self.busy or any(c.end > c.request.furthest for c in step.chunks):
+            self._idle_steps = 0
+            return
+        self._idle_steps += 1
+        moved = bool(step.chunks or step.preempted)
+        if self._idle_steps > (VAIN_STEPS if moved else IDLE_STEPS):
+            what = "no request came further" if moved else "it ran nothing"
+            counts = f"{len(self._waiting)} requests wait and {len(self._running)} run"
+            raise ContractError(f"{what} for {self._idle_steps - 1} steps while {counts}")
 
     def _compute(self, step: Step) -> Result | Exception:
         if not (step.chunks or step.swap_out):
@@ -188,7 +196,9 @@ class Engine:
             rid = request.id
             if rid in waiting:
                 self._admit(chunk, now)
-            request.num_computed = chunk.end
+            end = request.num_computed = chunk.start + chunk.num_tokens
+            if end > request.furthest:
+                request.furthest = end
             blocks.publish(request)
             scored = tuple(scores.get(rid, ())) if scores else ()
             request.num_scored += len(scored)

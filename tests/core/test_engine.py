@@ -1,0 +1,339 @@
+"""The engine on the fake model: right tokens whatever the policy, whole blocks whatever the fault."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from turnout.core import ContractError, Draft, Finish, PreemptMode, Request, Sampling
+from turnout.core.engine import IDLE_STEPS, VAIN_STEPS
+from turnout.core.testing import check_balance, continuation, make_engine, serve_all
+from turnout.plugins.preemption import Recompute, Swap
+from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+
+
+def requests(seed: int, num: int = 10, longest: int = 40, max_tokens: int = 12) -> list[Request]:
+    """Prompts of ragged lengths, some of them sharing a beginning."""
+    dice = random.Random(seed)
+    shared = [dice.randrange(900) for _ in range(longest)]
+    found = []
+    for i in range(num):
+        own = [dice.randrange(900) for _ in range(dice.randint(1, longest))]
+        prompt = shared[: dice.randrange(longest)] + own
+        found.append(Request(str(i), prompt[:longest], Sampling(0, max_tokens=dice.randint(1, max_tokens))))
+    return found
+
+
+def alone(asked: Sequence[Request]) -> dict[str, list[int]]:
+    return {r.id: continuation(r.tokens[: r.num_prompt], r.sampling.max_tokens) for r in asked}
+
+
+class Fickle:
+    """Shuffles, takes random chunks, preempts at random, by either mode: the core must stay right all the same."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        pool = [*running, *waiting]
+        self.dice.shuffle(pool)
+        progressed = False
+        for request in pool:
+            if request in running and len(running) > 1 and self.dice.random() < 0.15:
+                draft.preempt(request, self.dice.choice([None, PreemptMode.SWAP, PreemptMode.RECOMPUTE]))
+            elif draft.take(request, self.dice.randint(1, 9)):
+                progressed = True
+        if not progressed:
+            for request in running:
+                if request.blocks:
+                    draft.preempt(request)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("preemption", [Recompute(), Swap(host_blocks=6), Swap(host_blocks=100), Swap(host_blocks=0)])
+def test_a_fickle_scheduler_still_gives_every_request_its_own_tokens(seed: int, preemption: Recompute | Swap) -> None:
+    asked = requests(seed)
+    engine = make_engine(Fickle(seed), num_blocks=20, preemption=preemption)
+    assert serve_all(engine, asked) == alone(asked)
+    assert engine.stats.num_blocks_free == 20
+
+
+@pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(), ChunkedPrefill(chunk=3, max_prefill_tokens=5)])
+@pytest.mark.parametrize("num_blocks", [14, 20, 200])
+@pytest.mark.parametrize("preemption", [Recompute(), Swap(host_blocks=8)])
+@pytest.mark.parametrize("block_size", [1, 4, 8])
+def test_every_composition_gives_the_same_tokens(
+    scheduler: FCFS | ChunkedPrefill, num_blocks: int, preemption: Recompute | Swap, block_size: int
+) -> None:
+    asked = requests(7, num=16)
+    engine = make_engine(
+        scheduler, num_blocks=num_blocks * 4 // block_size, block_size=block_size, preemption=preemption
+    )
+    assert serve_all(engine, asked) == alone(asked)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7, 64])
+@pytest.mark.parametrize("seats", [1, 3, 8])
+def test_budgets_hold_in_every_step(budget: int, seats: int) -> None:
+    engine = make_engine(ChunkedPrefill(), max_num_batched_tokens=budget, max_num_seqs=seats, num_blocks=100)
+    for request in requests(3):
+        engine.add(request)
+    while engine.busy:
+        engine.step()
+        assert len(engine.running) <= seats
+    assert max(step.num_tokens for step in engine._runner.steps) <= budget  # type: ignore[attr-defined]
+
+
+class Hostile:
+    """Runs like FCFS for two steps, then misbehaves."""
+
+    def __init__(self, crime: str) -> None:
+        self.crime, self.steps, self.kept = crime, 0, None
+        self.old: Draft | None = None
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        self.steps += 1
+        if self.steps <= 2:
+            self.kept = running[0] if running else None
+            self.old = draft
+            return FCFS().schedule(waiting, running, draft)
+        for request in (*running, *waiting):
+            draft.take(request)
+        victim = running[0]
+        if self.crime == "takes twice":
+            draft.take(victim)
+        elif self.crime == "preempts what it took":
+            draft.preempt(victim)
+        elif self.crime == "takes a stranger":
+            draft.take(Request("stranger", [1, 2]))
+        elif self.crime == "takes a copy with the same id":
+            draft.take(Request(victim.id, [1, 2]))
+        elif self.crime == "keeps the draft":
+            assert self.old is not None
+            self.old.take(victim)
+        elif self.crime == "asks for nothing":
+            draft.take(victim, 0)
+        elif self.crime == "raises":
+            raise KeyError("its own bug")
+
+
+CRIMES = {
+    "takes twice": "already in this step",
+    "preempts what it took": "already in this step",
+    "takes a stranger": "no such request",
+    "takes a copy with the same id": "already in this step",
+    "keeps the draft": "after the step was closed",
+    "asks for nothing": "limit must be at least 1",
+    "raises": "its own bug",
+}
+
+
+@pytest.mark.parametrize("crime", CRIMES)
+@pytest.mark.parametrize("preemption", [Recompute(), Swap(host_blocks=8)])
+def test_a_hostile_scheduler_gets_a_clear_exception_and_the_blocks_are_whole(
+    crime: str, preemption: Recompute | Swap
+) -> None:
+    asked = requests(1, num=6, max_tokens=30)
+    engine = make_engine(Hostile(crime), num_blocks=40, max_num_batched_tokens=200, preemption=preemption)
+    got: dict[str, list[int]] = {r.id: [] for r in asked}
+    for request in asked:
+        engine.add(request)
+    with pytest.raises(ContractError, match="the scheduler Hostile failed.*" + CRIMES[crime]):
+        while engine.busy:
+            for output in engine.step():
+                got[output.request_id] += output.tokens
+    check_balance(engine)
+    engine._scheduler = FCFS()  # nothing was lost: an honest one goes on
+    while engine.busy:
+        for output in engine.step():
+            got[output.request_id] += output.tokens
+        check_balance(engine)
+    assert got == alone(asked)
+
+
+def test_a_scheduler_that_never_runs_anything_is_told_so() -> None:
+    class Idle:
+        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None: ...
+
+    engine = make_engine(Idle())
+    engine.add(Request("a", [1, 2, 3]))
+    with pytest.raises(ContractError, match="ran nothing for .* steps while 1 requests wait"):
+        for _ in range(IDLE_STEPS + 2):
+            engine.step()
+    check_balance(engine)
+    assert engine.stats.num_blocks_free == engine.info.num_blocks
+
+
+def test_preempting_everything_in_every_step_is_told_as_no_progress() -> None:
+    class PingPong:
+        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+            for request in running:
+                draft.preempt(request)
+            if not running:
+                for request in waiting:
+                    draft.take(request, 1)
+
+    engine = make_engine(PingPong())
+    engine.add(Request("a", [1, 2, 3]))
+    with pytest.raises(ContractError, match="no request came further"):
+        for _ in range(2 * VAIN_STEPS):
+            engine.step()
+    check_balance(engine)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_aborts_at_any_moment_leave_the_others_right_and_the_blocks_whole(seed: int) -> None:
+    dice = random.Random(seed)
+    asked = requests(seed)
+    engine = make_engine(Fickle(seed), num_blocks=18, preemption=Swap(host_blocks=8))
+    got: dict[str, list[int]] = {r.id: [] for r in asked}
+    gone = set()
+    for request in asked:
+        engine.add(request)
+    while engine.busy:
+        for output in engine.step():
+            got[output.request_id] += output.tokens
+        if dice.random() < 0.2:
+            victim = dice.choice(asked)
+            engine.abort(victim.id)
+            gone.add(victim.id)
+        check_balance(engine)
+    wanted = alone(asked)
+    for request in asked:
+        full = wanted[request.id]
+        assert got[request.id] == (full if request.id not in gone else full[: len(got[request.id])])
+    assert engine.stats.num_blocks_free == 18
+    assert engine.stats.host_blocks_free == engine.stats.host_blocks
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
+    engine = make_engine(FCFS(), num_blocks=4, block_size=4, max_model_len=100)
+    with pytest.raises(ValueError, match="room for 17 tokens.* holds 16"):
+        engine.add(Request("big", [1] * 8, Sampling(0, max_tokens=10)))
+    with pytest.raises(ValueError, match="together 101, but the context length is 100"):
+        engine.add(Request("long", [1] * 91, Sampling(0, max_tokens=10)))
+    assert not engine.busy
+    fits = Request("fits", [1] * 8, Sampling(0, max_tokens=9))
+    assert serve_all(engine, [fits]) == {"fits": continuation([1] * 8, 9)}
+
+
+def test_one_request_alone_may_fill_the_whole_cache() -> None:
+    for length in range(1, 17):
+        asked = [Request("a", list(range(length)), Sampling(0, max_tokens=17 - length))]
+        assert serve_all(make_engine(FCFS(), num_blocks=4), asked) == alone(asked)
+
+
+def test_ids_are_unique_while_in_use() -> None:
+    engine = make_engine(FCFS())
+    engine.add(Request("a", [1]))
+    with pytest.raises(ValueError, match="already in use"):
+        engine.add(Request("a", [2]))
+    engine.abort("a")
+    engine.add(Request("a", [2]))
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty prompt"):
+        Request("a", [])
+
+
+def test_stop_tokens_end_a_request_and_max_tokens_count_exactly_after_preemptions() -> None:
+    prompt = [5, 6, 7]
+    said = continuation(prompt, 20)
+    stop = said[6]
+    asked = [
+        Request("stop", list(prompt), Sampling(0, max_tokens=20, stop_ids=frozenset({stop}))),
+        Request("length", list(prompt), Sampling(0, max_tokens=20)),
+    ]
+    engine = make_engine(Fickle(3), num_blocks=12)
+    finishes = {}
+    for request in asked:
+        engine.add(request)
+    while engine.busy:
+        finishes |= {o.request_id: o.finish for o in engine.step() if o.finish}
+    assert finishes == {"stop": Finish.STOP, "length": Finish.LENGTH}
+    assert asked[0].tokens[3:] == said[: said.index(stop) + 1]
+    assert asked[1].tokens[3:] == said
+
+
+@pytest.mark.parametrize("lengths", list(itertools.product([1, 5, 8, 9], [3, 16])))
+def test_scoring_a_prompt_covers_every_token_once_whatever_was_cached_or_preempted(lengths: tuple[int, int]) -> None:
+    num_prompt, chunk = lengths
+    prompt = list(range(100, 100 + num_prompt))
+    engine = make_engine(ChunkedPrefill(chunk=chunk), num_blocks=30)
+    serve_all(engine, [Request("warm", list(prompt), Sampling(0, max_tokens=1))])
+    request = Request("scored", list(prompt), Sampling(0, max_tokens=0, prompt_logprobs=0))
+    engine.add(request)
+    marks, finish = [], None
+    while engine.busy:
+        for output in engine.step():
+            marks += [mark.token for mark in output.prompt_logprobs]
+            assert output.tokens == ()
+            finish = output.finish or finish
+    assert marks == prompt[1:]
+    assert finish is Finish.LENGTH
+
+
+def test_a_failed_forward_pass_ends_its_requests_and_nobody_elses() -> None:
+    engine = make_engine(FCFS(), max_num_seqs=2)
+    asked = requests(5, num=4)
+    real, failures = engine._runner.run, iter([False, True])
+
+    def run(step):  # type: ignore[no-untyped-def]
+        if next(failures, False):
+            raise RuntimeError("device lost its mind")
+        return real(step)
+
+    engine._runner.run = run  # type: ignore[method-assign]
+    got: dict[str, list[int]] = {r.id: [] for r in asked}
+    errors = {}
+    for request in asked:
+        engine.add(request)
+    while engine.busy:
+        for output in engine.step():
+            got[output.request_id] += output.tokens
+            if output.error:
+                errors[output.request_id] = output.error
+        check_balance(engine)
+    assert errors and all("device lost its mind" in e for e in errors.values())
+    wanted = alone(asked)
+    assert all(got[r.id] == wanted[r.id] for r in asked if r.id not in errors)
+    assert len(errors) < 4
+
+
+def test_an_engine_whose_every_step_fails_says_so_instead_of_limping_on() -> None:
+    engine = make_engine(FCFS(), max_num_seqs=1)
+
+    def run(step):  # type: ignore[no-untyped-def]
+        raise RuntimeError("gone")
+
+    engine._runner.run = run  # type: ignore[method-assign]
+    for request in requests(5, num=6):
+        engine.add(request)
+    with pytest.raises(RuntimeError, match="gone"):
+        while engine.busy:
+            engine.step()
+
+
+def test_leaving_generate_early_aborts_what_is_open() -> None:
+    engine = make_engine(FCFS())
+    outputs = engine.generate(requests(2))
+    next(outputs)
+    outputs.close()
+    assert not engine.busy
+    assert engine.stats.num_blocks_free == engine.info.num_blocks
+
+
+def test_counters_tell_each_request_once_and_recomputed_tokens_are_no_prefix_hits() -> None:
+    dice = random.Random(0)
+    asked = [Request(str(i), [dice.randrange(900) for _ in range(20)], Sampling(0, max_tokens=8)) for i in range(8)]
+    engine = make_engine(FCFS(), num_blocks=16)
+    serve_all(engine, asked)
+    stats = engine.stats
+    assert stats.preemptions_recompute > 0 and stats.recomputed_tokens > 0
+    assert stats.prompt_tokens == 8 * 20 and stats.cached_tokens == 0
+    assert stats.generated_tokens == 8 * 8
+    assert stats.finished == {"length": 8}
