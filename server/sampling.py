@@ -1,0 +1,124 @@
+"""From a request's fields to the core's Sampling.
+
+The rule for each value: what the request says, an explicit 0 included; else what the model's generation_config.json says
+(unless `server.generation_config=none`); else OpenAI's default: temperature 1, top_p 1, no other filter, no penalty. The
+limit on new tokens: what the request says; else 16 for a completion and the rest of the context for a chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from turnout.core.text import Text
+from turnout.core.types import EngineInfo, Sampling
+from turnout.server.errors import ApiError, bad_request
+from turnout.server.schema import Generation
+
+DEFAULTED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+COMPLETION_TOKENS = 16
+SMALLEST_TOP_P = 1e-9  # what top_p 0 means: the likeliest token alone
+
+Defaults = Mapping[str, float | int]
+
+
+def defaults_of(text: Text, generation_config: str) -> Defaults:
+    """The values that hold where a request gives none. Raises ValueError when the model's own are out of range."""
+    own = text.generation_defaults if generation_config == "auto" else {}
+    try:
+        sampling = Sampling(**own)
+    except ValueError as error:
+        raise ValueError(
+            f"the model's generation_config.json cannot be used: {error}; mend it or set server.generation_config=none"
+        ) from None
+    return {name: getattr(sampling, name) for name in DEFAULTED}
+
+
+def max_tokens_of(wanted: int | None, default: int | None, num_prompt: int, info: EngineInfo) -> int:
+    """The limit on new tokens; `default` None: the rest of the context. Raises ApiError when it does not fit."""
+    longest = min(info.max_model_len, info.capacity + 1)  # the last token is never fed back: it needs no slot
+    rest = longest - num_prompt
+    if wanted is None and rest > 0:
+        return rest if default is None else min(default, rest)
+    new = wanted if wanted is not None else 1
+    if new > rest:
+        cache = f", and the server's cache holds {info.capacity}" if longest < info.max_model_len else ""
+        raise bad_request(
+            f"the context length is {info.max_model_len} tokens{cache}, but {num_prompt + new} were asked for: "
+            f"{num_prompt} in the prompt and {'at least ' if wanted is None else ''}{new} in the answer; "
+            f"shorten the prompt or lower max_tokens",
+            "max_tokens" if num_prompt < longest else "prompt",
+            "context_length_exceeded",
+        )
+    return new
+
+
+def sampling_of(
+    body: Generation,
+    defaults: Defaults,
+    text: Text,
+    info: EngineInfo,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> Sampling:
+    """What the request asks for. Raises ApiError naming the field that is wrong."""
+    check_ids(body.stop_token_ids, info, "stop_token_ids")
+    check_ids(body.logit_bias, info, "logit_bias")
+    values = {name: getattr(body, name) for name in DEFAULTED if getattr(body, name) is not None}
+    if values.get("top_p") == 0:
+        values["top_p"] = SMALLEST_TOP_P
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    try:
+        return Sampling(
+            **{**defaults, **values},
+            logit_bias=body.logit_bias,
+            seed=body.seed,
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            stop_ids=frozenset(body.stop_token_ids) | end_ids(body, text),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+    except ValueError as error:
+        raise invalid_sampling(error) from None
+
+
+def end_ids(body: Generation, text: Text) -> frozenset[int]:
+    """The model's own end tokens, all of them, unless the client wants to go on beyond."""
+    return frozenset() if body.ignore_eos else frozenset(text.eos_ids)
+
+
+def child(sampling: Sampling, index: int) -> Sampling:
+    """The sampling of choice `index` of one prompt: with a seed, each choice has its own, seed + index."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    seed = sampling.seed + index
+    return replace(sampling, seed=seed if seed < 2**64 else seed - 2**64)
+
+
+def invalid_sampling(error: ValueError) -> ApiError:
+    """The core names the field first in its message."""
+    name = str(error).split(" ", 1)[0]
+    return bad_request(str(error), name if name in Generation.model_fields else None)
+
+
+def check_ids(ids: Iterable[int], info: EngineInfo, param: str) -> None:
+    """Raise ApiError for a token id that the model does not have."""
+    for token in ids:
+        if not 0 <= token < info.vocab_size:
+            raise bad_request(
+                f"{param} holds the token id {token if abs(token) < 10**40 else 'of more than 40 digits'}, but the model's "
+                f"ids go from 0 to {info.vocab_size - 1}",
+                param,
+            )

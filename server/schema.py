@@ -1,0 +1,236 @@
+"""The wire types of requests: what each field may hold. It knows no tokenizer and no engine.
+
+Three rules hold for every body. A field that is null, {} or [] counts as absent, unless it is the prompt itself. An
+unknown field is ignored, with a debug log line: clients add some every year. A known field whose effect this server
+cannot give is refused by name (`refusals.py`), never dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, ClassVar, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from turnout.server import errors
+from turnout.server.errors import ApiError, bad_request
+from turnout.server.refusals import refuse_chat, refuse_common, refuse_completion
+
+MAX_BODY = 64 << 20  # bytes
+MAX_STOPS = 64  # stop strings; the OpenAI API says 4, but tools send more
+MAX_PROMPTS = 2048  # in one request
+MAX_LOGPROBS = 20
+
+log = logging.getLogger("turnout.server")
+
+Prompt = str | list[int]
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """The four forms of a prompt as a list of prompts: a text, texts, token ids, lists of token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"must be a text, texts, token ids or lists of token ids, got {errors.show(value)}")
+    if all(type(item) is int for item in value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"may hold {MAX_PROMPTS} prompts, got {len(value)}: send several requests")
+    texts = all(isinstance(item, str) for item in value)
+    if texts or all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        return list(value)
+    raise ValueError("must hold texts only, token ids only, or lists of token ids only")
+
+
+def _stops(value: object) -> object:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError(f"must be a text or a list of texts, got {errors.show(value)}")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"may hold {MAX_STOPS} texts, got {len(stops)}")
+    if "" in stops:
+        raise ValueError("must not hold an empty text: every answer would end at once")
+    return stops
+
+
+def _biases(value: object) -> object:
+    """Keys become ints; what they and their values may be is checked where the vocabulary is known."""
+    if not (isinstance(value, dict) and value):
+        raise ValueError(f"must be an object of token ids and biases, got {errors.show(value)}")
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.removeprefix("-").isdigit() and len(key) < 20):
+            raise ValueError(f"keys must be token ids, got {errors.show(key)}")
+        biases[int(key)] = bias
+    return biases
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Wire(BaseModel):
+    """A JSON object from a client."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    kept_empty: ClassVar[frozenset[str]] = frozenset()  # fields in which null, {} and [] are not the same as absent
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tidied(cls, body: object) -> object:
+        if not isinstance(body, dict):
+            return body
+        given = {k: v for k, v in body.items() if k in cls.kept_empty or not (v is None or v == {} or v == [])}
+        cls.refuse(given)
+        unknown = given.keys() - cls.model_fields.keys()
+        if unknown:
+            log.debug("ignored unknown fields: %s", ", ".join(sorted(unknown)))
+        return given
+
+    @classmethod
+    def refuse(cls, given: dict[str, object]) -> None:
+        """Raise ApiError for a field whose effect this server cannot give."""
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Generation(Wire):
+    """What both endpoints take. Fields that are None were not given; a 0 was."""
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=128)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # the newer name wins
+    min_tokens: Count = 0
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop_token_ids: list[int] = Field([], max_length=1024)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = None
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+    user: str | None = None
+    service_tier: str | None = None
+
+    @classmethod
+    def refuse(cls, given: dict[str, object]) -> None:
+        refuse_common(given)
+        if "stream_options" in given and given.get("stream") in (None, False):
+            raise bad_request("stream_options is for streams: send it with stream: true", "stream_options")
+        if "prompt_logprobs" in given and given.get("stream") not in (None, False):
+            raise bad_request("prompt_logprobs come with a whole answer: send stream: false", "prompt_logprobs")
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens the client wants; None: it did not say."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions"""
+
+    kept_empty = frozenset({"prompt"})
+    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool = True
+
+    @classmethod
+    def refuse(cls, given: dict[str, object]) -> None:
+        super().refuse(given)
+        refuse_completion(given)
+
+
+class Templated(Wire):
+    """Messages, and how the chat template turns them into a prompt. `conversation.py` checks what a message may be."""
+
+    kept_empty = frozenset({"messages"})
+    messages: list[dict[str, object]]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] = {}
+    tools: list[dict[str, object]] = []
+
+
+class ChatRequest(Generation, Templated):
+    """POST /v1/chat/completions"""
+
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    reasoning_effort: str | None = None
+
+    @classmethod
+    def refuse(cls, given: dict[str, object]) -> None:
+        super().refuse(given)
+        refuse_chat(given)
+        if given.get("top_logprobs") not in (None, 0) and given.get("logprobs") is not True:
+            raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+
+
+class TokenizeText(Wire):
+    """POST /tokenize with a prompt"""
+
+    kept_empty = frozenset({"prompt"})
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChat(Templated):
+    """POST /tokenize with messages"""
+
+    model: str | None = None
+    return_token_strs: bool = False
+
+
+class Detokenize(Wire):
+    """POST /detokenize"""
+
+    kept_empty = frozenset({"tokens"})
+    model: str | None = None
+    tokens: list[int]
+
+
+WireT = TypeVar("WireT", bound=Wire)
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises ApiError for one that is too long or does not say that it is JSON.
+
+    A web page can send any other type to a server on this machine without asking the browser first.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))):
+        raise ApiError(415, f"send the header Content-Type: application/json, got {errors.show(kind)}")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise ApiError(413, f"the body is longer than {MAX_BODY} bytes")
+    return bytes(body)
+
+
+def parse(kind: type[WireT], body: bytes) -> WireT:
+    """Raises ApiError naming the field, the rule and the value."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise errors.invalid(error) from None
