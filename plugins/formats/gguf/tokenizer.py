@@ -6,16 +6,16 @@ transformers does not act on the name, it is done here, and a name nobody here k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core.checkpoint import ModelError
+from turnout.plugins.formats.gguf.reader import Reader
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from turnout.core.gguf_config import GGUF
 
 CONTROL = 3  # the token type of special tokens
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
@@ -26,55 +26,66 @@ _DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 _WORDS_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
 
-def write_tokenizer(file: GGUF, folder: Path, progress: Callable[[str], None]) -> list[int]:
+def write_tokenizer(file: Reader, folder: Path, progress: Callable[[str], None]) -> list[int]:
     """Write the file's tokenizer and chat template, where it has them. Returns the ids that end a turn."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     tokens = file.get("tokenizer.ggml.tokens")
     if tokens is None:
-        progress(f"{file.path.name} holds no tokenizer: prompts can only be token ids")
+        progress("it holds no tokenizer: prompts can only be token ids")
         return []
     architecture, vocabulary, options = get_gguf_tokenizer(str(file.path))
-    try:
-        backend, _ = convert_gguf_tokenizer(architecture, vocabulary)
-    except ValueError as error:
-        raise ModelError(f"{file.path}: {error}") from None
+    backend, _ = convert_gguf_tokenizer(architecture, vocabulary)
+    backend = _without_strangers(backend, len(tokens))
     if vocabulary["tokenizer_type"] == "gpt2":
         _split_like(file, backend, options, progress)
-    elif vocabulary["tokenizer_type"] == "llama" and not vocabulary.get("add_prefix_space", True):
-        _drop_prefix_space(backend)
+    elif vocabulary["tokenizer_type"] == "llama":
+        _spaces(backend, prefix=vocabulary.get("add_prefix_space", not architecture.startswith("gemma")))
     kinds = file.get("tokenizer.ggml.token_type", [])
     control = {
         token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL
     }
-    if backend.get_vocab_size() > len(tokens) or any(backend.token_to_id(token) != n for token, n in control.items()):
-        raise ModelError(f"{file.path}: its tokenizer gets other ids than the file says; use the model's own folder")
+    if wrong := [token for token, number in control.items() if backend.token_to_id(token) != number]:
+        raise ValueError(f"its special tokens {wrong[:5]} get other ids than the file says")
     PreTrainedTokenizerFast(tokenizer_object=backend, **options).save_pretrained(folder)
     stated = (file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return list(dict.fromkeys([n for n in stated if n is not None] + [control[t] for t in TURN_ENDS if t in control]))
 
 
-def _split_like(file: GGUF, backend: Tokenizer, options: dict[str, Any], progress: Callable[[str], None]) -> None:
+def _split_like(file: Reader, backend: Tokenizer, options: dict[str, Any], progress: Callable[[str], None]) -> None:
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     name = file.get("tokenizer.ggml.pre", "default")
     if name == "default":
-        progress(f"{file.path.name} does not say how its tokenizer splits text; taking GPT-2's way")
+        progress("it does not say how its tokenizer splits text; taking GPT-2's way")
     elif name in _DIGITS_APART:
         digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     elif name not in _GPT2_SPLIT and name not in GGUF_PRE_TOKENIZER_SPLITS:
         known = ", ".join(sorted(_GPT2_SPLIT | _DIGITS_APART | GGUF_PRE_TOKENIZER_SPLITS.keys()))
-        raise ModelError(f"{file.path}: its tokenizer splits text like {name!r}, which isn't known; known: {known}")
+        raise ValueError(f"its tokenizer splits text like {name!r}, which isn't known; known: {known}")
     if name in _WORDS_FIRST:
         backend.model.ignore_merges = True
         options.setdefault("add_bos_token", True)
 
 
-def _drop_prefix_space(backend: Tokenizer) -> None:
-    from tokenizers import decoders, pre_tokenizers
+def _spaces(backend: Tokenizer, prefix: bool) -> None:
+    """SentencePiece's way with spaces: each is a `▁`, and one more may stand before the text."""
+    from tokenizers import decoders, normalizers
 
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    spaces, bytes_too = normalizers.Replace(" ", "▁"), [decoders.ByteFallback(), decoders.Fuse()]
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if prefix else [spaces])
+    backend.pre_tokenizer = None
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *bytes_too, *strip])
+
+
+def _without_strangers(backend: Tokenizer, num_tokens: int) -> Tokenizer:
+    """transformers adds the special tokens a family usually has, even where the file has none of that name."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < num_tokens]
+    return Tokenizer.from_str(json.dumps(state))

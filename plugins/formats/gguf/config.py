@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from turnout.core.checkpoint import ModelError
-
-if TYPE_CHECKING:
-    import gguf
-    import numpy as np
+from turnout.plugins.formats.gguf.reader import Reader
 
 LLAMA31_CONTEXT = 8192  # the length Llama 3.1's rotary scaling starts from; files keep its factors, not this number
 ROPE_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
@@ -67,55 +62,16 @@ ARCHITECTURES = {
 _CHECKED = {"vocab_size", "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "attention.value_length"}
 
 
-class GGUF:
-    """An opened file: its architecture, metadata and tensors."""
-
-    def __init__(self, path: Path) -> None:
-        import gguf
-
-        try:
-            reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, OverflowError) as error:
-            raise ModelError(f"{path} is not a readable GGUF file, or was cut short: {error}") from None
-        self.path = path
-        self.fields = reader.fields
-        self.tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
-        self.arch = str(self.get("general.architecture", "?"))
-        if self.get("split.count", 1) > 1:
-            raise ModelError(f"{path} is one part of a split file: join the parts with llama-gguf-split --merge")
-        if self.arch not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise ModelError(f"{path} has architecture {self.arch!r}; GGUF files of these can be served: {known}")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.fields[key].contents() if key in self.fields else default
-
-    def own(self, key: str, default: Any = None) -> Any:
-        """The value of a key of the architecture's own."""
-        return self.get(f"{self.arch}.{key}", default)
-
-    def array(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """A tensor's values as float32, in torch's order of dimensions."""
-        import gguf
-        import numpy as np
-
-        tensor = self.tensors[name]
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError:
-            raise ModelError(f"{self.path}: {name} has type {tensor.tensor_type.name}, which can't be read") from None
-        return values.astype(np.float32, copy=False).reshape(shape)
-
-
-def configuration(file: GGUF, progress: Callable[[str], None]) -> Any:
+def configuration(file: Reader, progress: Callable[[str], None]) -> Any:
     from transformers import AutoConfig
 
+    if file.arch not in ARCHITECTURES:
+        raise ValueError(f"its architecture is {file.arch!r}; these can be served: {', '.join(sorted(ARCHITECTURES))}")
     _refuse_unmapped(file, progress)
     model_type, keys = ARCHITECTURES[file.arch]
     fields: dict[str, Any] = {name: file.own(key) for key, name in keys.items() if file.own(key) is not None}
     if lists := [name for name, value in fields.items() if isinstance(value, list)]:
-        raise ModelError(f"{file.path} gives {', '.join(lists)} layer by layer; such models can't be served")
+        raise ValueError(f"it gives {', '.join(lists)} layer by layer; such models can't be served")
     if file.arch == "llama" and "sliding_window" in fields:
         model_type = "mistral"
     for field, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
@@ -128,13 +84,13 @@ def configuration(file: GGUF, progress: Callable[[str], None]) -> Any:
     return AutoConfig.for_model(model_type, **fields)
 
 
-def _add_attention(file: GGUF, fields: dict[str, Any]) -> None:
+def _add_attention(file: Reader, fields: dict[str, Any]) -> None:
     """What a decoder's file leaves to the reader: head sizes, biases, scales."""
     heads = fields["num_attention_heads"]
     head_dim = fields.setdefault("head_dim", fields["hidden_size"] // heads)
     fields.setdefault("num_key_value_heads", heads)
     if file.own("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path} has value heads of another size than its key heads; it can't be served")
+        raise ValueError("it has value heads of another size than its key heads; it can't be served")
     if file.arch in ("gemma2", "gemma3"):
         largest = fields["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[file.arch]  # the 27B ones scale otherwise
         fields["query_pre_attn_scalar"] = fields["hidden_size"] // heads if largest else head_dim
@@ -147,18 +103,18 @@ def _add_attention(file: GGUF, fields: dict[str, Any]) -> None:
         fields["norm_topk_prob"] = True  # GGUF has no key for it: the architecture implies it
 
 
-def _rope(file: GGUF, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(file: Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary embedding, from the metadata and from tensors that hold frequency factors."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.own("rope.freq_base", 10000.0)}
     rotary = file.own("rope.dimension_count", fields["head_dim"])
     if rotary != fields["head_dim"]:
         if file.arch != "phi3":
-            raise ModelError(f"{file.path} rotates {rotary} of {fields['head_dim']} dimensions; it can't be served")
+            raise ValueError(f"it rotates {rotary} of {fields['head_dim']} dimensions; it can't be served")
         rope["partial_rotary_factor"] = rotary / fields["head_dim"]
     rope |= _rope_scaling(file)
     if factors := {name: file.array(name).ravel().tolist() for name in ROPE_TENSORS & file.tensors.keys()}:
         if rope["rope_type"] != "default" and "rope_freqs.weight" in factors:
-            raise ModelError(f"{file.path} states both {rope['rope_type']} rotary scaling and frequency factors")
+            raise ValueError(f"it states both {rope['rope_type']} rotary scaling and frequency factors")
         rope |= _rope_factors(file, factors, rope["rope_theta"], fields)
     if file.arch == "gemma3":
         local = {"rope_type": "default", "rope_theta": file.own("rope.freq_base_swa", 10000.0)}
@@ -166,7 +122,7 @@ def _rope(file: GGUF, fields: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _rope_scaling(file: GGUF) -> dict[str, Any]:
+def _rope_scaling(file: Reader) -> dict[str, Any]:
     kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 0.0)
     if kind == "none" and factor in (0.0, 1.0):
         return {}
@@ -182,11 +138,11 @@ def _rope_scaling(file: GGUF) -> dict[str, Any]:
         return {"rope_type": "yarn", "factor": factor} | {name: v for name, v in stated.items() if v is not None}
     if kind == "longrope" and "rope_factors_long.weight" in file.tensors:
         return {}
-    raise ModelError(f"{file.path} states rotary scaling {kind!r} by {factor}; known: linear, yarn, longrope")
+    raise ValueError(f"it states rotary scaling {kind!r} by {factor}; known: linear, yarn, longrope")
 
 
 def _rope_factors(
-    file: GGUF, factors: Mapping[str, list[float]], theta: float, fields: Mapping[str, Any]
+    file: Reader, factors: Mapping[str, list[float]], theta: float, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Each rotary frequency is divided by a factor the file holds as a tensor."""
     context = fields["max_position_embeddings"]
@@ -222,23 +178,23 @@ def _llama3_factors(factor: float, theta: float, count: int) -> list[float]:
     return result
 
 
-def _refuse_unmapped(file: GGUF, progress: Callable[[str], None]) -> None:
+def _refuse_unmapped(file: Reader, progress: Callable[[str], None]) -> None:
     """Metadata of the architecture that GGUF gives a meaning must be mapped; what it has no name for is reported."""
     handled = set(ARCHITECTURES[file.arch].keys) | _CHECKED | {"attention.causal"}
     if not file.own("attention.causal", True):
-        raise ModelError(f"{file.path} holds a model that isn't causal; only causal language models can be served")
-    named, prefix = _named_keys(), f"{file.arch}."
+        raise ValueError("it holds a model that isn't causal; only causal language models can be served")
+    named = _named_keys()
     refused = []
-    for key in (name.removeprefix(prefix) for name in file.fields if name.startswith(prefix)):
+    for key in file.own_keys():
         value = file.own(key)
         if key in handled or key.startswith("rope.scaling.") or not value:
             continue
         if key in named:
-            refused.append(f"{prefix}{key} = {value}")
+            refused.append(f"{file.arch}.{key} = {value}")
         else:
-            progress(f"{file.path.name}: ignoring unknown metadata {prefix}{key} = {value}")
+            progress(f"ignoring unknown metadata {file.arch}.{key} = {value}")
     if refused:
-        raise ModelError(f"{file.path} asks for what can't be honoured: {'; '.join(refused)}")
+        raise ValueError(f"it asks for what can't be honoured: {'; '.join(refused)}")
 
 
 def _named_keys() -> set[str]:

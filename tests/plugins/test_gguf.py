@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from turnout.core import checkpoint, gguf_convert
+from turnout.core import checkpoint
 from turnout.core.checkpoint import ModelError, resolve
 
 IDS = torch.tensor([[3, 17, 9, 41, 5, 28, 33, 2, 60, 11, 7, 50]])
