@@ -1,0 +1,43 @@
+"""The documents keep their word: their Python runs, every hook is described, the example is short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from turnout.core import hooks
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    (page, number, code)
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M))
+    if "import" in code and "base_url" not in code  # whole programs that need no running server
+]
+
+
+@pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=[f"{p.name}-{n}" for p, n, _ in BLOCKS])
+def test_the_python_in_the_documents_runs(page: Path, number: int, code: str) -> None:
+    exec(compile(code, f"{page.name} block {number}", "exec"), {"__name__": __name__})  # dataclasses look it up
+
+
+def test_every_hook_is_in_the_plugin_guide_with_its_exact_arguments() -> None:
+    guide = (ROOT / "docs" / "plugins.md").read_text()
+    specs = [f for f in vars(hooks).values() if getattr(f, "turnout_spec", None) is not None]
+    assert len(specs) >= 8
+    for spec in specs:
+        arguments = ", ".join(spec.__code__.co_varnames[: spec.__code__.co_argcount])
+        assert f"`{spec.__name__}({arguments})`" in guide
+
+
+def test_the_example_scheduler_is_under_fifty_lines() -> None:
+    assert len((ROOT / "docs/example_plugin/turnout_example/sjf.py").read_text().splitlines()) < 50
+
+
+def test_no_link_between_the_documents_is_dead() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
