@@ -48,7 +48,7 @@ def resolve(model: str, progress: Report | None = None) -> str:
     if model == DEMO:
         return str(_converted(_demo_file(), report))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return str(_checked(path))
     if path.is_file():
         return str(_converted(path.resolve(), report))

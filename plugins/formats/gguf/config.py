@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from turnout.plugins.formats.gguf.reader import Reader
 
 LLAMA31_CONTEXT = 8192  # the length Llama 3.1's rotary scaling starts from; files keep its factors, not this number
-ROPE_TENSORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+ROPE_FREQS = "rope_freqs.weight"
+LONGROPE_TENSORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
+ROPE_TENSORS = LONGROPE_TENSORS | {ROPE_FREQS}
 
 _DECODER = {
     "context_length": "max_position_embeddings",
@@ -59,7 +61,16 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", _DECODER | _EXPERTS),
     "starcoder2": Architecture("starcoder2", _DECODER | {"attention.layer_norm_epsilon": "norm_epsilon"}),
 }
-_CHECKED = {"vocab_size", "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "attention.value_length"}
+_YARN = {
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+_READ_APART = (
+    {"vocab_size", "tensor_data_layout", "attention.causal", "attention.value_length", "rope.scale_linear"}
+    | {f"rope.{name}" for name in ("freq_base", "freq_base_swa", "dimension_count")}
+    | {f"rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "finetuned", *_YARN)}
+)
 
 
 def configuration(file: Reader, progress: Callable[[str], None]) -> Any:
@@ -80,7 +91,9 @@ def configuration(file: Reader, progress: Callable[[str], None]) -> Any:
     fields["tie_word_embeddings"] = "output.weight" not in file.tensors
     if file.arch != "gpt2":
         _add_attention(file, fields)
-        fields["rope_parameters"] = _rope(file, fields)
+        fields["rope_parameters"] = rope = _rope(file, fields)
+        if file.arch == "phi3" and "original_max_position_embeddings" in rope:  # its class looks for it beside
+            fields["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return AutoConfig.for_model(model_type, **fields)
 
 
@@ -111,11 +124,11 @@ def _rope(file: Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
         if file.arch != "phi3":
             raise ValueError(f"it rotates {rotary} of {fields['head_dim']} dimensions; it can't be served")
         rope["partial_rotary_factor"] = rotary / fields["head_dim"]
-    rope |= _rope_scaling(file)
-    if factors := {name: file.array(name).ravel().tolist() for name in ROPE_TENSORS & file.tensors.keys()}:
-        if rope["rope_type"] != "default" and "rope_freqs.weight" in factors:
-            raise ValueError(f"it states both {rope['rope_type']} rotary scaling and frequency factors")
-        rope |= _rope_factors(file, factors, rope["rope_theta"], fields)
+    scaling = _rope_scaling(file)
+    factors = _rope_factors(file, rope["rope_theta"], fields["max_position_embeddings"])
+    if scaling and factors:
+        raise ValueError(f"it states both {scaling['rope_type']} rotary scaling and frequency factors")
+    rope |= scaling or factors
     if file.arch == "gemma3":
         local = {"rope_type": "default", "rope_theta": file.own("rope.freq_base_swa", 10000.0)}
         return {"full_attention": rope, "sliding_attention": local}
@@ -123,48 +136,45 @@ def _rope(file: Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_scaling(file: Reader) -> dict[str, Any]:
-    kind, factor = file.own("rope.scaling.type", "none"), file.own("rope.scaling.factor", 0.0)
-    if kind == "none" and factor in (0.0, 1.0):
+    kind = file.own("rope.scaling.type", "linear")  # a factor alone means linear
+    factor = file.own("rope.scaling.factor", file.own("rope.scale_linear", 0.0))
+    if kind == "longrope" and file.arch == "phi3" and file.tensors.keys() >= LONGROPE_TENSORS:
+        return {}  # the tensors say it all
+    if file.own("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise ValueError(f"it states an attention factor with rotary scaling {kind!r}")
+    if kind == "none" or (kind != "longrope" and factor in (0.0, 1.0)):
         return {}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        names = {
-            "original_context_length": "original_max_position_embeddings",
-            "yarn_beta_fast": "beta_fast",
-            "yarn_beta_slow": "beta_slow",
-        }
-        stated = {name: file.own(f"rope.scaling.{key}") for key, name in names.items()}
+        stated = {name: file.own(f"rope.scaling.{key}") for key, name in _YARN.items()}
         return {"rope_type": "yarn", "factor": factor} | {name: v for name, v in stated.items() if v is not None}
-    if kind == "longrope" and "rope_factors_long.weight" in file.tensors:
-        return {}
-    raise ValueError(f"it states rotary scaling {kind!r} by {factor}; known: linear, yarn, longrope")
+    raise ValueError(f"it states rotary scaling {kind!r}; known: linear, yarn, and longrope with phi3's factors")
 
 
-def _rope_factors(
-    file: Reader, factors: Mapping[str, list[float]], theta: float, fields: Mapping[str, Any]
-) -> dict[str, Any]:
+def _rope_factors(file: Reader, theta: float, context: int) -> dict[str, Any]:
     """Each rotary frequency is divided by a factor the file holds as a tensor."""
-    context = fields["max_position_embeddings"]
-    if single := factors.get("rope_freqs.weight"):
-        if all(factor == 1.0 for factor in single):
-            return {}
-        llama3 = {"factor": max(single), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        expected = _llama3_factors(max(single), theta, len(single))
-        if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(single, expected, strict=True)):
-            return {"rope_type": "llama3", "original_max_position_embeddings": LLAMA31_CONTEXT} | llama3
-        short = long = single
-        original, attention = context, 1.0
-    else:
-        short, long = factors.get("rope_factors_short.weight", []), factors.get("rope_factors_long.weight", [])
-        original = file.own("rope.scaling.original_context_length", context)
-        attention = file.own("rope.scaling.attn_factor", 1.0)
+    found = {name: file.array(name).ravel().tolist() for name in ROPE_TENSORS & file.tensors.keys()}
+    single = found.get(ROPE_FREQS, [])
+    if all(factor == 1.0 for factor in single) and not found.keys() - {ROPE_FREQS}:
+        return {}
+    expected = _llama3_factors(max(single, default=1.0), theta, len(single))
+    if single and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(single, expected, strict=True)):
+        return {
+            "rope_type": "llama3",
+            "factor": max(single),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": LLAMA31_CONTEXT,
+        }
+    original = context if single else file.own("rope.scaling.original_context_length", context)
     return {
         "rope_type": "longrope",
-        "short_factor": short,
-        "long_factor": long,
+        "factor": context / original,
+        "short_factor": single or found["rope_factors_short.weight"],
+        "long_factor": single or found["rope_factors_long.weight"],
         "original_max_position_embeddings": original,
-        "attention_factor": attention,
+        "attention_factor": file.own("rope.scaling.attn_factor", 1.0),
     }
 
 
@@ -180,14 +190,13 @@ def _llama3_factors(factor: float, theta: float, count: int) -> list[float]:
 
 def _refuse_unmapped(file: Reader, progress: Callable[[str], None]) -> None:
     """Metadata of the architecture that GGUF gives a meaning must be mapped; what it has no name for is reported."""
-    handled = set(ARCHITECTURES[file.arch].keys) | _CHECKED | {"attention.causal"}
+    handled = ARCHITECTURES[file.arch].keys.keys() | _READ_APART
     if not file.own("attention.causal", True):
         raise ValueError("it holds a model that isn't causal; only causal language models can be served")
-    named = _named_keys()
-    refused = []
+    named, refused = _named_keys(), []
     for key in file.own_keys():
         value = file.own(key)
-        if key in handled or key.startswith("rope.scaling.") or not value:
+        if key in handled or not value:
             continue
         if key in named:
             refused.append(f"{file.arch}.{key} = {value}")
