@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -11,23 +11,21 @@ from turnout.core.types import EngineInfo, Stats
 from turnout.server.bridge import EngineClient
 
 LABELS = ["model_name", "engine"]
+Labels = tuple[str, str]
 RATE_WINDOW = 5.0  # seconds over which the throughput gauges are taken, at least
 
 
 class EngineCollector:
-    """Asked by the registry at each scrape; silent until the engine is ready."""
+    """Asked by the registry at each scrape."""
 
-    def __init__(self, client: EngineClient, model_name: Callable[[], str], compat: Iterable[str]) -> None:
-        self._client, self._model_name = client, model_name
+    def __init__(self, client: EngineClient, labels: Labels, compat: Iterable[str]) -> None:
+        self._client, self._labels = client, labels
         self._v0, self._v1 = "v0" in compat, "v1" in compat
         self._prompt_rate, self._generation_rate = Rate(), Rate()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
-        info = getattr(self._client, "info", None)
-        if info is None:
-            return
-        labels, stats = (self._model_name(), "0"), self._client.stats
+        info, stats, labels = self._client.info, self._client.stats, self._labels
         if self._v1:
             yield from _current(stats, info, labels)
         if self._v0:
@@ -47,9 +45,6 @@ class Rate:
             self._rate = (count - self._count) / (now - self._since)
             self._since, self._count = now, count
         return self._rate
-
-
-Labels = tuple[str, str]
 
 
 def _gauge(name: str, about: str, value: float, labels: Labels) -> Metric:

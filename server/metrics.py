@@ -11,8 +11,7 @@ Each engine request (one choice) is counted once when it begins and once when it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -28,13 +27,13 @@ FINISHED = ("stop", "length")  # outcomes with an answer; the others: abort, err
 
 
 class Metrics:
-    """One per app, with a registry of its own. The model's name is asked for when the first series needs it."""
+    """One per app, with a registry of its own. `compat` says which names go with ours: v0, v1 of vLLM."""
 
-    def __init__(self, client: EngineClient, model_name: Callable[[], str], compat: Iterable[str]) -> None:
-        self._client, self._model_name = client, model_name
-        self._v0, self._v1 = "v0" in compat, "v1" in compat
+    def __init__(self, client: EngineClient, model_name: str, compat: Iterable[str]) -> None:
+        self._client, self._labels = client, (model_name, "0")
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(client, model_name, compat))
+        self._registry.register(EngineCollector(client, self._labels, compat))
+        self._series = Series(self._registry, self._labels, "v0" in compat, "v1" in compat)
         self._last_stats: Stats | None = None
         self.in_flight = 0  # engine requests begun and not ended
         self._http = Counter(
@@ -50,9 +49,7 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All series in Prometheus' text format."""
-        if self._client.trouble() is None:
-            _ = self._series  # so that each name is there before the first request
-            self.step()
+        self.step()
         return generate_latest(self._registry)
 
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
@@ -83,14 +80,6 @@ class Metrics:
         for histogram in self._series.n:
             histogram.observe(n)
         return [Flight(self, self._series, request, since) for request in requests]
-
-    @cached_property
-    def _labels(self) -> tuple[str, str]:
-        return self._model_name(), "0"
-
-    @cached_property
-    def _series(self) -> Series:
-        return Series(self._registry, self._labels, self._v0, self._v1)
 
 
 class Series:

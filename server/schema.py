@@ -184,21 +184,20 @@ class ChatRequest(Generation, Templated):
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
 
-class TokenizeText(Wire):
-    """POST /tokenize with a prompt"""
+class Tokenize(Templated):
+    """POST /tokenize, with a prompt or with messages"""
 
-    kept_empty = frozenset({"prompt"})
+    kept_empty = frozenset()
     model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
+    prompt: str | None = None
+    messages: list[dict[str, object]] = []
+    add_special_tokens: bool = True  # of a prompt; the chat template writes them itself
     return_token_strs: bool = False
 
-
-class TokenizeChat(Templated):
-    """POST /tokenize with messages"""
-
-    model: str | None = None
-    return_token_strs: bool = False
+    @classmethod
+    def refuse(cls, given: dict[str, object]) -> None:
+        if ("prompt" in given) == ("messages" in given):
+            raise bad_request("send either prompt or messages", "prompt")
 
 
 class Detokenize(Wire):
