@@ -1,0 +1,63 @@
+"""What crosses between the server's process and the engine's, both ways. Plain data; it knows neither side.
+
+A `Request` itself is the message that adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from turnout.core.types import EngineInfo, Request, Stats
+
+
+class Setup(NamedTuple):
+    """To the engine's process, its first message."""
+
+    config: Mapping[str, Any]  # as `turnout.core.config.to_container` makes it
+    builder: str  # "module:function"; called with the configuration and a progress function, it returns the engine
+    module_path: list[str]  # sys.path of the parent
+    dies_with: int | None  # the parent's process id, when the kernel shall end this process with it
+    log_level: int
+
+
+class Abort(NamedTuple):
+    """To the engine's process: end this request."""
+
+    request_id: str
+
+
+class Stop(NamedTuple):
+    """To the engine's process: leave."""
+
+
+class Progress(NamedTuple):
+    """From the engine's process, while loading."""
+
+    stage: str
+    share: float  # of the stage done, 0 to 1
+
+
+class Ready(NamedTuple):
+    """From the engine's process: requests are welcome."""
+
+    info: EngineInfo
+
+
+class Fatal(NamedTuple):
+    """From the engine's process, its last message: why it ends."""
+
+    reason: str
+
+
+class Report(NamedTuple):
+    """From the engine's process, after a step and after messages were handled."""
+
+    handled: int  # messages since the start; when it equals what was sent, no answer is owed
+    busy: bool
+    outputs: list[tuple[Any, ...]]  # the fields of each Output: plain tuples pickle four times faster than named ones
+    refused: list[tuple[str, str]]  # (request id, why)
+    stats: Stats
+
+
+ToEngine = Request | Abort | Stop

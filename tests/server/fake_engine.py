@@ -1,0 +1,116 @@
+"""A scripted engine for tests of the processes around it. What a request does is told by its label "do"."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
+
+BUILDER = "fake_engine:build"
+STEP = 0.005  # seconds
+
+INFO = EngineInfo(
+    model="fake",
+    path="nowhere",
+    architecture="Counter",
+    dtype="float32",
+    device="cpu",
+    vocab_size=1000,
+    max_model_len=1000,
+    num_blocks=10,
+    block_size=16,
+    capacity=160,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    fingerprint="fp_fake",
+    composition={},
+    plugins={"scheduler": {"name": "fcfs", "package": "turnout", "version": "1"}},
+    versions={},
+    notes=("counts from zero",),
+)
+
+
+class FakeEngine:
+    """Each step gives every request the next number, from 0 to max_tokens - 1."""
+
+    def __init__(self) -> None:
+        self.info, self.stats = INFO, Stats()
+        self.requests: dict[str, Request] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.requests)
+
+    def add(self, request: Request) -> None:
+        if request.labels.get("do") == "refuse":
+            raise ValueError("it can never fit: 2000 of 1000 tokens")
+        self.requests[request.id] = request
+        self.stats.num_running = len(self.requests)
+
+    def abort(self, request_id: str) -> None:
+        if self.requests.pop(request_id, None):
+            self._count(Finish.ABORT)
+
+    def step(self) -> list[Output]:
+        self.stats.num_steps += 1
+        time.sleep(STEP)
+        for request in self.requests.values():
+            misbehave(request.labels.get("do"))
+        active = [r for r in self.requests.values() if r.labels.get("do") != "wait"]
+        self.stats.step_tokens = len(active)
+        outputs = [self._next(request) for request in active]
+        self.stats.generated_tokens += len(outputs)
+        return outputs
+
+    def _next(self, request: Request) -> Output:
+        token = request.num_generated
+        request.tokens.append(token)
+        finish = Finish.LENGTH if request.num_generated >= request.sampling.max_tokens else None
+        if request.labels.get("do") == "error":
+            finish = Finish.ERROR
+        if finish:
+            del self.requests[request.id]
+            self._count(finish)
+        return Output(
+            request.id, (token,), finish, error="its logits are not finite" if finish is Finish.ERROR else None
+        )
+
+    def _count(self, finish: Finish) -> None:
+        self.stats.num_running = len(self.requests)
+        self.stats.finished[finish.value] = self.stats.finished.get(finish.value, 0) + 1
+
+
+def misbehave(how: str | None) -> None:
+    if how == "raise":
+        raise RuntimeError("the scheduler lost its mind")
+    if how == "freeze":
+        time.sleep(1000)
+    if how == "slow":
+        time.sleep(0.3)
+    if how == "exit":
+        os._exit(7)
+    if how == "crash":
+        os.abort()
+
+
+def build(config: Mapping[str, Any], progress: Callable[[str, float], None]) -> FakeEngine:
+    progress("reading", 0.5)
+    match config.get("load"):
+        case "value error":
+            raise ValueError("attention=warp is not installed")
+        case "bug":
+            raise KeyError("lm_head")
+        case "exit":
+            os._exit(3)
+        case "forever":
+            time.sleep(1000)
+        case "tidy":
+            try:
+                time.sleep(1000)
+            finally:
+                os.remove(config["file"])
+    progress("reading", 1.0)
+    return FakeEngine()

@@ -1,0 +1,344 @@
+"""Requests cross to the engine's process and their outputs come back; what goes wrong there is told here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import fake_engine
+import psutil
+import pytest
+
+from turnout.core.types import Finish, Output, Request, Sampling, Stats
+from turnout.server import bridge
+from turnout.server.bridge import EngineError, EngineProcess
+from turnout.server.messages import Abort, Ready, Report, Stop
+
+STALL = 0.8  # seconds
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+
+
+def asking(name: str, num: int = 3, do: str = "") -> Request:
+    return Request(name, [1, 2], Sampling(max_tokens=num), labels={"do": do})
+
+
+async def counted(engine: EngineProcess, request: Request) -> list[int]:
+    return [token async for output in engine.generate(request) for token in output.tokens]
+
+
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def new_engine(**config: str) -> EngineProcess:
+    return EngineProcess(config, builder=fake_engine.BUILDER, stall_timeout=STALL)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[EngineProcess, Run[Any]]]:
+    """One healthy engine for all tests that leave it so, and the way to run a coroutine beside it."""
+    with asyncio.Runner() as runner:
+
+        async def start() -> EngineProcess:
+            engine = new_engine()
+            engine.start()
+            await engine.ready()
+            return engine
+
+        engine = runner.run(start())
+        yield engine, runner.run
+        runner.run(engine.stop())
+
+
+class TestHealthy:
+    def test_requests_side_by_side_get_their_own_outputs_in_order(
+        self, running: tuple[EngineProcess, Run[Any]]
+    ) -> None:
+        engine, run = running
+        order: list[str] = []
+
+        async def watched(name: str, num: int) -> list[int]:
+            tokens = []
+            async for output in engine.generate(asking(name, num)):
+                order.append(name)
+                tokens += output.tokens
+            return tokens
+
+        async def all_of_them() -> list[list[int]]:
+            return await asyncio.gather(watched("a", 6), watched("b", 3), watched("c", 5))
+
+        assert run(all_of_them()) == [list(range(6)), list(range(3)), list(range(5))]
+        assert order[:6] != sorted(order[:6]), "one request was answered after the other"
+
+    def test_info_and_stats_are_the_engines(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+        before = engine.stats.generated_tokens
+        run(counted(engine, asking("a", 4)))
+        assert engine.info == fake_engine.INFO
+        assert engine.stats.generated_tokens == before + 4
+        assert engine.stats.num_running == 0
+
+    def test_a_reader_that_leaves_aborts_its_request_and_no_other(
+        self, running: tuple[EngineProcess, Run[Any]]
+    ) -> None:
+        engine, run = running
+
+        async def leave_one() -> list[int]:
+            other = asyncio.create_task(counted(engine, asking("stays", 30)))
+            async with aclosing(engine.generate(asking("leaves", 900))) as outputs:
+                async for output in outputs:
+                    if output.tokens[0] == 2:
+                        break
+            await until(lambda: engine.stats.finished.get("abort", 0) == 1)
+            assert engine.stats.num_running == 1
+            return await other
+
+        assert run(leave_one()) == list(range(30))
+
+    def test_a_cancelled_reader_aborts_its_request(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+        before = engine.stats.finished.get("abort", 0)
+
+        async def cancel() -> None:
+            reader = asyncio.create_task(counted(engine, asking("a", 900)))
+            await until(lambda: engine.stats.num_running == 1)
+            reader.cancel()
+            await until(lambda: engine.stats.num_running == 0)
+
+        run(cancel())
+        assert engine.stats.finished["abort"] == before + 1
+
+    def test_a_refused_request_raises_the_engines_reason(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+        with pytest.raises(ValueError, match="2000 of 1000 tokens"):
+            run(counted(engine, asking("a", do="refuse")))
+        assert run(counted(engine, asking("a"))) == [0, 1, 2], "the id is free again"
+
+    def test_a_request_that_fails_alone_ends_with_its_error(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+
+        async def both() -> tuple[list[Output], list[int]]:
+            async def failing() -> list[Output]:
+                return [output async for output in engine.generate(asking("fails", 5, do="error"))]
+
+            return await asyncio.gather(failing(), counted(engine, asking("stays", 5)))
+
+        outputs, tokens = run(both())
+        assert (outputs[-1].finish, outputs[-1].error) == (Finish.ERROR, "its logits are not finite")
+        assert tokens == list(range(5))
+        assert engine.trouble() is None
+
+    def test_an_id_in_use_is_refused(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+
+        async def twice() -> None:
+            first = asyncio.create_task(counted(engine, asking("same", 20)))
+            await asyncio.sleep(0)
+            with pytest.raises(ValueError, match="'same' is already in use"):
+                await counted(engine, asking("same"))
+            assert await first == list(range(20))
+
+        run(twice())
+
+    @pytest.mark.parametrize("do", ["idle", "slow", "wait"])
+    def test_neither_rest_nor_slow_steps_nor_a_waiting_scheduler_counts_as_frozen(
+        self, running: tuple[EngineProcess, Run[Any]], do: str
+    ) -> None:
+        engine, run = running
+
+        async def pass_time() -> None:
+            reader = asyncio.create_task(counted(engine, asking("a", 900, do))) if do != "idle" else None
+            await asyncio.sleep(1.5 * STALL)
+            if reader is not None:
+                reader.cancel()
+            await until(lambda: engine.stats.num_running == 0)
+
+        run(pass_time())
+        assert engine.trouble() is None
+
+
+async def failures(engine: EngineProcess, *requests: Request) -> list[BaseException | list[int]]:
+    return await asyncio.gather(*(counted(engine, request) for request in requests), return_exceptions=True)
+
+
+class TestFailing:
+    """Each of these costs an engine its process."""
+
+    def test_a_step_that_raises_fails_every_open_request(self, capfd: pytest.CaptureFixture[str]) -> None:
+        async def scenario() -> None:
+            engine = new_engine()
+            engine.start()
+            await engine.ready()
+            found = await failures(engine, asking("a", 900), asking("b", 900), asking("guilty", do="raise"))
+            for error in found:
+                assert isinstance(error, EngineError) and error.status == 503
+                assert "RuntimeError: the scheduler lost its mind" in str(error)
+            assert "lost its mind" in (engine.trouble() or "")
+            with pytest.raises(EngineError, match="lost its mind"):
+                await counted(engine, asking("late"))
+            await engine.stop()
+            assert not psutil.pid_exists(engine.pid or 0)
+
+        asyncio.run(scenario())
+        assert "Traceback" in capfd.readouterr().err
+
+    def test_a_process_that_dies_fails_every_open_request_at_once(self) -> None:
+        async def scenario() -> None:
+            engine = new_engine()
+            engine.start()
+            await engine.ready()
+            waiting = asyncio.create_task(failures(engine, asking("a", 900), asking("b", do="wait")))
+            await until(lambda: engine.stats.num_running == 2)
+            os.kill(engine.pid or 0, signal.SIGKILL)
+            async with asyncio.timeout(STALL):
+                found = await waiting
+            assert all(isinstance(error, EngineError) and "SIGKILL" in str(error) for error in found)
+            assert "the engine process died" in (engine.trouble() or "")
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_a_frozen_step_is_told_within_the_stall_timeout_and_its_process_ended(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        async def scenario() -> None:
+            engine = new_engine()
+            engine.start()
+            await engine.ready()
+            began = asyncio.get_running_loop().time()
+            found = await failures(engine, asking("a", 900), asking("guilty", do="freeze"))
+            took = asyncio.get_running_loop().time() - began
+            assert STALL <= took < 2 * STALL
+            assert all(isinstance(error, EngineError) and "frozen" in str(error) for error in found)
+            assert "server.stall_timeout" in (engine.trouble() or "")
+            await until(lambda: not psutil.pid_exists(engine.pid or 0))
+            await engine.stop()
+
+        asyncio.run(scenario())
+        assert "in misbehave" in capfd.readouterr().err, "the log does not say where it hung"
+
+
+class SilentChild:
+    """Stands in for the process: takes messages, says only what a test says for it."""
+
+    pid = 0
+
+    def __init__(self, *_: object, on_message: Callable[[object], None], on_exit: Callable[[int], None], **__: object):
+        self.says, self._on_exit = on_message, on_exit
+        self.heard: list[object] = []
+        self.killed = False
+        asyncio.get_running_loop().call_soon(self.says, Ready(fake_engine.INFO))
+
+    def send(self, message: object) -> None:
+        self.heard.append(message)
+
+    def kill(self) -> None:
+        if not self.killed:
+            self.killed = True
+            asyncio.get_running_loop().call_soon(self._on_exit, -9)
+
+    kill_with_traceback = kill
+
+    def reports(self, *outputs: Output, handled: int, busy: bool = True) -> None:
+        self.says(Report(handled, busy, [tuple(output) for output in outputs], [], Stats()))
+
+
+class TestOnThisSide:
+    """What is known without a process."""
+
+    @pytest.fixture(autouse=True)
+    def _no_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bridge, "ChildProcess", SilentChild)
+        monkeypatch.setattr(bridge, "STOP_TIMEOUT", 0.05)
+
+    @staticmethod
+    async def started(stall_timeout: float = 0.2) -> tuple[EngineProcess, SilentChild]:
+        engine = EngineProcess({}, stall_timeout=stall_timeout)
+        engine.start()
+        await engine.ready()
+        child = engine._process
+        assert isinstance(child, SilentChild)
+        return engine, child
+
+    def test_draining_refuses_new_requests_and_lets_open_ones_end_until_the_time_is_up(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            open_ones = asyncio.create_task(failures(engine, asking("short"), asking("endless")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            engine.drain()
+            assert engine.trouble() == "draining: the server is shutting down"
+            with pytest.raises(EngineError, match="draining"):
+                await counted(engine, asking("late"))
+            child.reports(Output("short", (7,), Finish.LENGTH), Output("endless", (8,)), handled=2)
+            assert not await engine.drained(timeout=0.05)
+            tokens, error = await open_ones
+            assert tokens == [7]
+            assert isinstance(error, EngineError) and error.status == 503 and "did not end in time" in str(error)
+            assert child.heard[2:] == [Abort("endless")]
+            assert await engine.drained(timeout=0.05), "nothing is open"
+            await engine.stop()
+            assert child.heard[3:] == [Stop()]
+
+        asyncio.run(scenario())
+
+    def test_outputs_of_unknown_requests_are_dropped(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            child.reports(Output("nobody", (1,)), Output("nobody", (2,), Finish.STOP), handled=0, busy=False)
+            assert engine.trouble() is None and engine.num_open == 0
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_a_frozen_engine_is_told_though_its_readers_have_left(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            reader = asyncio.create_task(counted(engine, asking("a")))
+            await asyncio.sleep(0)
+            reader.cancel()
+            await until(lambda: engine.trouble() is not None, 1.0)
+            assert "frozen" in (engine.trouble() or "") and child.killed
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_silence_counts_from_the_last_sign_of_life(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            reader = asyncio.create_task(failures(engine, asking("a")))
+            for token in range(8):
+                await asyncio.sleep(0.1)
+                child.reports(Output("a", (token,)), handled=1)
+            assert engine.trouble() is None
+            assert isinstance((await reader)[0], EngineError), "it fell silent"
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_a_stall_timeout_of_zero_waits_for_ever(self) -> None:
+        async def scenario() -> None:
+            engine, _ = await self.started(stall_timeout=0.0)
+            reader = asyncio.create_task(failures(engine, asking("a")))
+            await asyncio.sleep(0.5)
+            assert engine.trouble() is None
+            await engine.stop()
+            assert "the server is stopping" in str((await reader)[0])
+
+        asyncio.run(scenario())
+
+    def test_a_process_that_does_not_leave_when_told_to_is_killed(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            await engine.stop()
+            assert child.killed
+
+        asyncio.run(scenario())

@@ -1,0 +1,155 @@
+"""The server as a process among others: its port, its signals, its exit code, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+from fake_server import serving, wait_until
+
+from turnout.core.config import ServerConfig
+from turnout.server.serve import listen
+
+
+class Reader:
+    """Reads a stream of lines on its own thread."""
+
+    def __init__(self, url: str) -> None:
+        self.lines: list[str] = []
+        self._url = url
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with httpx.stream("GET", self._url, timeout=20) as response:
+                for line in response.iter_lines():
+                    self.lines.append(line)
+        except httpx.HTTPError as error:
+            self.lines.append(f"broken: {type(error).__name__}")
+
+    def wait_for(self, num: int) -> None:
+        wait_until(lambda: len(self.lines) >= num)
+
+    def end(self) -> list[str]:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.lines
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
+
+
+def test_a_stop_signal_drains_open_streams_while_new_requests_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        url = served.url
+        assert served.health() == 200
+        streams = [Reader(f"{url}/count/a?n=150"), Reader(f"{url}/count/b?n=100")]
+        for stream in streams:
+            stream.wait_for(3)
+        os.kill(served.pid, signal.SIGTERM)
+        wait_until(lambda: served.health() == 503)
+        late = httpx.get(f"{url}/count/late?n=3")
+        assert (late.status_code, late.text) == (503, "draining: the server is shutting down")
+        assert streams[0].end() == ["begun", *map(str, range(150)), "done"]
+        assert streams[1].end() == ["begun", *map(str, range(100)), "done"]
+        assert served.exit_code(within=3) == 0
+        assert "2 open requests may take up to 30 s (server.drain_timeout)" in served.stderr
+        assert served.left_behind() == []
+
+
+def test_ctrl_c_reaches_all_processes_and_requests_that_take_too_long_get_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path, ServerConfig(port=0, drain_timeout=0.6)) as served:
+        streams = [Reader(f"{served.url}/count/short?n=20"), Reader(f"{served.url}/count/endless?n=9&do=wait")]
+        streams[0].wait_for(3)
+        began = time.monotonic()
+        os.killpg(served.pid, signal.SIGINT)
+        assert streams[0].end() == ["begun", *map(str, range(20)), "done"]
+        assert streams[1].end() == [
+            "begun",
+            "error: the server is shutting down and the request did not end in time",
+        ]
+        assert served.exit_code() == 0
+        assert 0.6 <= time.monotonic() - began < 4
+        assert served.left_behind() == []
+
+
+def test_a_second_signal_ends_it_at_once_even_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        stream = Reader(f"{served.url}/count/endless?n=9&do=freeze")
+        stream.wait_for(1)
+        os.kill(served.pid, signal.SIGTERM)
+        wait_until(lambda: "stopping" in served.stderr)
+        time.sleep(0.15)
+        began = time.monotonic()
+        os.kill(served.pid, signal.SIGTERM)
+        assert served.exit_code() == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 3
+        assert stream.end()[-1].startswith(("error: the server was ended at once", "broken"))
+        assert served.left_behind() == []
+
+
+def test_the_engines_process_goes_when_the_server_is_killed_even_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        stream = Reader(f"{served.url}/count/endless?n=9&do=freeze")
+        stream.wait_for(1)
+        assert served.note_children()
+        os.kill(served.pid, signal.SIGKILL)
+        assert served.exit_code() == -signal.SIGKILL
+        assert served.left_behind() == []
+        stream.end()
+
+
+def test_a_dead_engine_leaves_a_server_that_says_so_and_fails_in_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        waiting = Reader(f"{served.url}/count/endless?n=9&do=wait")
+        waiting.wait_for(1)
+        guilty = Reader(f"{served.url}/count/guilty?n=9&do=exit")
+        for stream in (waiting, guilty):
+            assert stream.end() == ["begun", "error: the engine process died: exit code 7"]
+        assert served.health() == 503
+        os.kill(served.pid, signal.SIGTERM)
+        assert served.exit_code() == 1
+        assert served.left_behind() == []
+
+
+def test_until_it_is_ready_every_route_answers_503_and_a_signal_ends_it(tmp_path: Path) -> None:
+    half_written = tmp_path / "half written"
+    half_written.touch()
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    with serving(tmp_path, ServerConfig(port=port), load="tidy", file=str(half_written)) as served:
+        wait_until(lambda: psutil.Process(served.pid).children())
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=20)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["message"] == "the server cannot answer now: loading"
+        served.note_children()
+        os.killpg(served.pid, signal.SIGINT)
+        assert served.exit_code(within=5) == 0
+        assert served.left_behind() == []
+        assert "Ready" not in served.stdout
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    with serving(tmp_path, load="value error") as served:
+        assert served.exit_code() == 1
+        assert served.stderr == "turnout: attention=warp is not installed\n"
+        assert served.stdout == ""
+
+
+def test_a_taken_port_ends_it_before_anything_is_loaded(tmp_path: Path) -> None:
+    with taken_port() as port, serving(tmp_path, ServerConfig(port=port), load="forever") as served:
+        assert served.exit_code() == 1
+        assert f"turnout: cannot listen on 127.0.0.1:{port}: " in served.stderr
+        assert "server.port" in served.stderr and served.stderr.count("\n") == 1

@@ -1,0 +1,133 @@
+"""The loop of the engine's process, run here without one: one report a step, sleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import fake_engine
+import pytest
+
+from turnout.core.types import Output, Request, Sampling
+from turnout.server.messages import Abort, Fatal, Progress, Report, Setup, Stop, ToEngine
+from turnout.server.worker import Loop, compute, load
+
+
+def asking(name: str, num: int = 3, do: str = "") -> Request:
+    return Request(name, [1], Sampling(max_tokens=num), labels={"do": do})
+
+
+def reports(*messages: ToEngine, steps_until_stop: int = 50) -> list[Report]:
+    """What the loop says when the messages are there before its first step."""
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    for message in messages:
+        inbox.put(message)
+    sent: list[Report] = []
+
+    def send(message: object) -> None:
+        assert isinstance(message, Report)
+        sent.append(message)
+        if not message.busy or len(sent) == steps_until_stop:
+            inbox.put(Stop())
+
+    Loop(fake_engine.FakeEngine(), inbox, send).run()
+    return sent
+
+
+@contextmanager
+def looping(engine: fake_engine.FakeEngine) -> Iterator[tuple[SimpleQueue[ToEngine], list[Report]]]:
+    """A loop on a thread, its inbox and what it reported."""
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    sent: list[Report] = []
+    thread = threading.Thread(target=Loop(engine, inbox, sent.append).run)  # type: ignore[arg-type]
+    thread.start()
+    try:
+        yield inbox, sent
+    finally:
+        inbox.put(Stop())
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_each_step_is_one_report_with_the_outputs_of_all_requests() -> None:
+    sent = reports(asking("a", 3), asking("b", 2))
+    assert [[Output._make(fields).request_id for fields in report.outputs] for report in sent] == [["a", "b"]] * 2 + [
+        ["a"]
+    ]
+    assert [report.busy for report in sent] == [True, True, False]
+
+
+def test_a_report_says_how_many_messages_were_handled() -> None:
+    assert [report.handled for report in reports(asking("a", 2), asking("b", 1), Abort("b"))] == [3, 3]
+
+
+def test_a_refusal_comes_with_the_next_report_and_once() -> None:
+    sent = reports(asking("a", 3), asking("b", do="refuse"))
+    assert [report.refused for report in sent] == [[("b", "it can never fit: 2000 of 1000 tokens")], [], []]
+
+
+def test_a_refusal_comes_though_there_is_nothing_to_compute() -> None:
+    (only,) = reports(asking("b", do="refuse"))
+    assert only.refused and not only.outputs and not only.busy
+
+
+def test_an_abort_that_empties_the_engine_is_reported_though_no_step_follows() -> None:
+    with looping(fake_engine.FakeEngine()) as (inbox, sent):
+        inbox.put(asking("a", 900))
+        while len(sent) < 3:
+            time.sleep(0.001)
+        inbox.put(Abort("a"))
+        while sent[-1].busy:
+            time.sleep(0.001)
+        assert sent[-1].handled == 2 and sent[-1].stats.finished == {"abort": 1}
+
+
+def test_it_takes_no_step_when_idle_and_few_when_the_scheduler_waits() -> None:
+    engine = fake_engine.FakeEngine()
+    with looping(engine) as (inbox, sent):
+        time.sleep(0.2)
+        assert engine.stats.num_steps == 0
+        inbox.put(asking("a", do="wait"))
+        time.sleep(0.5)
+        assert 1 < engine.stats.num_steps < 0.5 / fake_engine.STEP, "an empty step pauses on top of its own time"
+        assert 2 <= len(sent) <= 4, "empty steps report a heartbeat, not each"
+
+
+def setup(**config: str) -> Setup:
+    return Setup(config, fake_engine.BUILDER, [], None, logging.INFO)
+
+
+def test_loading_reports_its_progress() -> None:
+    sent: list[object] = []
+    assert isinstance(load(setup(), sent.append), fake_engine.FakeEngine)
+    assert sent == [Progress("reading", 0.5), Progress("reading", 1.0)]
+
+
+def test_what_the_user_can_mend_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[object] = []
+    with pytest.raises(SystemExit) as exit_, caplog.at_level(logging.INFO):
+        load(setup(load="value error"), sent.append)
+    assert (exit_.value.code, sent[-1]) == (1, Fatal("attention=warp is not installed"))
+    assert not caplog.records
+
+
+def test_a_bug_while_loading_is_told_in_a_line_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[object] = []
+    with pytest.raises(SystemExit) as exit_:
+        load(setup(load="bug"), sent.append)
+    assert (exit_.value.code, sent[-1]) == (1, Fatal("the engine could not be built: KeyError: 'lm_head'"))
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_a_step_that_raises_ends_the_process_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    inbox.put(asking("guilty", do="raise"))
+    sent: list[object] = []
+    with pytest.raises(SystemExit) as exit_:
+        compute(fake_engine.FakeEngine(), inbox, sent.append)
+    assert (exit_.value.code, sent) == (1, [Fatal("the engine failed: RuntimeError: the scheduler lost its mind")])
+    assert caplog.records[-1].exc_info is not None
