@@ -62,7 +62,7 @@ async def chat_ids(service: Service, body: Templated, **options: object) -> list
             tools=body.tools or None,
             add_generation_prompt=begins,
             continue_final_message=body.continue_final_message,
-            **options | body.chat_template_kwargs,
+            template_kwargs=options | body.chat_template_kwargs,
         )
 
     size = sum(len(str(message["content"])) for message in messages) + 100 * len(messages)
@@ -84,7 +84,7 @@ async def _job(service: Service, body: ChatRequest, since: float) -> Job:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return Job(service, body, [Prompt(ids, "")], [sampling], since)
+    return Job(service, body, [Prompt(ids, continues=body.continue_final_message)], [sampling], since)
 
 
 class Part:

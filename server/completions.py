@@ -75,8 +75,8 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
         prompts = []
         for ids in body.prompt:
             assert isinstance(ids, list)
-            check_ids(ids, service.client.info, "prompt")
-            prompts.append(Prompt(ids, service.text.decode(ids) if body.echo else ""))
+            check_ids(ids, service.client.info.vocab_size, "prompt")
+            prompts.append(Prompt(ids, service.text.decode(ids, skip_special_tokens=False) if body.echo else ""))
     if not all(prompt.ids for prompt in prompts):
         raise bad_request("the prompt is empty: it needs at least one token", "prompt")
     return prompts

@@ -84,8 +84,8 @@ def _part(part: object, place: str) -> str:
     if not isinstance(part, dict):
         return str(part)
     kind = part.get("type")
-    if kind in MEDIA_PARTS:
-        raise _no_media(str(kind), place)
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
+        raise _no_media(kind, place)
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise bad_request(f"{place}.type must be text, got {show(kind)}", f"{place}.type")
     text = part.get(TEXT_PARTS[kind])

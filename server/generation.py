@@ -25,6 +25,8 @@ from turnout.server.sampling import child, end_ids
 from turnout.server.schema import Generation
 from turnout.server.service import Service
 
+TAIL = 16  # last tokens of a prompt, enough to tell how the text goes on
+
 log = logging.getLogger("turnout.server")
 
 
@@ -32,7 +34,8 @@ class Prompt(NamedTuple):
     """A prompt as ids and, for echo, as the text the client sent."""
 
     ids: list[int]
-    text: str
+    text: str = ""
+    continues: bool = True  # the answer goes on in the prompt's text; False: it begins a text of its own
 
 
 class Delta(NamedTuple):
@@ -55,9 +58,11 @@ class Choice:
         self._end_ids, self._shows_end = end_ids(body, text), body.include_stop_str_in_output
         self._detokenizer = Detokenizer(
             text,
+            prompt_tail=prompt.ids[-TAIL:] if prompt.continues else (),
             skip_special_tokens=body.skip_special_tokens,
             stop=body.stop,
             include_stop=body.include_stop_str_in_output,
+            min_tokens=body.min_tokens,
         )
 
     def push(self, output: Output) -> Delta:
@@ -67,8 +72,9 @@ class Choice:
         if output.finish is Finish.ABORT:
             raise unavailable("the engine ended this request")
         self.num_cached = output.num_cached
-        tokens, logprobs, stop_reason = output.tokens, output.logprobs, None
+        tokens, logprobs = output.tokens, output.logprobs
         shown, finish = tokens, output.finish.value if output.finish else None
+        stop_reason: str | int | None = None
         if output.finish is Finish.STOP:
             stop_reason = None if tokens[-1] in self._end_ids else tokens[-1]
             shown = tokens if self._shows_end else tokens[:-1]

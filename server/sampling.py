@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from turnout.core.text import Text
 from turnout.core.types import EngineInfo, Sampling
-from turnout.server.errors import ApiError, bad_request
+from turnout.server.errors import ApiError, bad_request, show
 from turnout.server.schema import Generation
 
 DEFAULTED = (
@@ -72,8 +72,9 @@ def sampling_of(
     prompt_logprobs: int | None,
 ) -> Sampling:
     """What the request asks for. Raises ApiError naming the field that is wrong."""
-    check_ids(body.stop_token_ids, info, "stop_token_ids")
-    check_ids(body.logit_bias, info, "logit_bias")
+    num_ids = min(info.vocab_size, text.vocab_size)  # a model may have rows for ids that mean nothing
+    check_ids(body.stop_token_ids, num_ids, "stop_token_ids")
+    check_ids(body.logit_bias, num_ids, "logit_bias")
     values = {name: getattr(body, name) for name in DEFAULTED if getattr(body, name) is not None}
     if values.get("top_p") == 0:
         values["top_p"] = SMALLEST_TOP_P
@@ -113,12 +114,8 @@ def invalid_sampling(error: ValueError) -> ApiError:
     return bad_request(str(error), name if name in Generation.model_fields else None)
 
 
-def check_ids(ids: Iterable[int], info: EngineInfo, param: str) -> None:
-    """Raise ApiError for a token id that the model does not have."""
+def check_ids(ids: Iterable[int], num_ids: int, param: str) -> None:
+    """Raise ApiError for a token id that there is none of."""
     for token in ids:
-        if not 0 <= token < info.vocab_size:
-            raise bad_request(
-                f"{param} holds the token id {token if abs(token) < 10**40 else 'of more than 40 digits'}, but the model's "
-                f"ids go from 0 to {info.vocab_size - 1}",
-                param,
-            )
+        if not 0 <= token < num_ids:
+            raise bad_request(f"{param} holds {show(token)}, but token ids go from 0 to {num_ids - 1}", param)

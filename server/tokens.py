@@ -33,8 +33,10 @@ def token_routes(service: Service) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         body = parse(Detokenize, await read_body(request))
         service.check_model(body.model)
-        check_ids(body.tokens, service.client.info, "tokens")
-        text = await service.compute(len(body.tokens), lambda: service.text.decode(body.tokens))
+        check_ids(body.tokens, service.client.info.vocab_size, "tokens")
+        text = await service.compute(
+            len(body.tokens), lambda: service.text.decode(body.tokens, skip_special_tokens=False)
+        )
         return JSONResponse({"prompt": text})
 
     return router

@@ -1,0 +1,46 @@
+"""Fixtures of the HTTP tests: the real tokenizer, a scripted engine, the application over both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from turnout.core.config import ServerConfig
+from turnout.core.text import Text
+from turnout.server.app import create_app
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name
+
+from scripted import Api, ScriptedEngine, live
+
+
+@pytest.fixture(scope="session")
+def text(smollm2: str) -> Text:
+    return Text.load(smollm2)
+
+
+@pytest.fixture
+def engine(text: Text) -> ScriptedEngine:
+    return ScriptedEngine(text)
+
+
+@pytest.fixture
+def api(engine: ScriptedEngine, text: Text) -> Api:
+    """The application, called in this process."""
+    return Api(create_app(engine, text, ServerConfig()), engine.info.model)
+
+
+@pytest.fixture
+def api_with(engine: ScriptedEngine, text: Text) -> Callable[..., Api]:
+    """The application with options of its own."""
+    return lambda **options: Api(create_app(engine, text, ServerConfig(**options)), engine.info.model)
+
+
+@pytest.fixture
+def url(engine: ScriptedEngine, text: Text) -> Iterator[str]:
+    """The application behind a real server on loopback."""
+    with live(create_app(engine, text, ServerConfig())) as address:
+        yield address

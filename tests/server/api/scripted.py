@@ -1,0 +1,255 @@
+"""A scripted engine behind the engine client's protocol, and clients of the application over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from turnout.core.text import Text
+from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
+
+STORY = (
+    " blue and wide, and the harbour town lies between two hills where the river meets it. Every morning the fishermen"
+    " push their small wooden boats into the grey water and row past the lighthouse with baskets of silver fish."
+)
+
+
+class ScriptedEngine:
+    """Greedy requests tell STORY; sampled ones tell its tokens in an order their seed decides."""
+
+    def __init__(self, text: Text, **info: Any) -> None:
+        self.story = text.encode(STORY, add_special_tokens=False)
+        self.info = replace(
+            EngineInfo(
+                model="models/smol",
+                path="elsewhere/smol",
+                architecture="LlamaForCausalLM",
+                dtype="float32",
+                device="cpu",
+                vocab_size=49152,
+                max_model_len=2048,
+                num_blocks=400,
+                block_size=16,
+                capacity=6400,
+                max_num_seqs=4,
+                max_num_batched_tokens=512,
+                fingerprint="fp_scripted",
+                composition={"attention": {"name": "torch"}, "server": {"api_key": "hush"}},
+                plugins={"attention": {"name": "torch", "package": "turnout", "version": "0.1"}},
+                versions={"turnout": "0.1.0"},
+            ),
+            **info,
+        )
+        self.stats = Stats(num_blocks=400, num_blocks_free=400)
+        self.requests: list[Request] = []
+        self.left: list[str] = []  # ids of requests whose reader left early
+        self.pace = 0.0  # seconds a token takes
+        self.before_first = 0.0  # seconds the first output takes
+        self.per_output = 1  # tokens in one output
+        self.num_cached = 0
+        self.broken: str | None = None
+        self.fails_with: Exception | str | None = None  # an exception raised, or the error of a failed request
+        self.fails_after = 0  # tokens made before that
+        self.lowest = -9.0  # the least likely alternative's log-probability
+        self.script: Callable[[Request], list[int]] = self._tell
+
+    def trouble(self) -> str | None:
+        return self.broken
+
+    def _tell(self, request: Request) -> list[int]:
+        sampling = request.sampling
+        forced = [token for token, bias in sampling.logit_bias.items() if bias == 100]
+        story = list(self.story)
+        if sampling.temperature:
+            random.Random(sampling.seed).shuffle(story)
+        allowed = [token for token in story if sampling.logit_bias.get(token) != -100]
+        made = [forced[0] if forced else allowed[i % len(allowed)] for i in range(sampling.max_tokens)]
+        banned = [i for i, token in enumerate(made[: sampling.min_tokens]) if token in sampling.stop_ids]
+        for i in banned:
+            made[i] = allowed[i % len(allowed)]
+        return made
+
+    async def generate(self, request: Request) -> AsyncIterator[Output]:
+        self.requests.append(request)
+        arrived, done = time.monotonic(), False
+        self.stats.num_running += 1
+        try:
+            async for output in self._outputs(request, arrived):
+                done = output.finish is not None
+                yield output
+        finally:
+            self.stats.num_running -= 1
+            if not done:
+                self.left.append(request.id)
+
+    async def _outputs(self, request: Request, arrived: float) -> AsyncIterator[Output]:
+        await asyncio.sleep(self.before_first)
+        sampling = request.sampling
+        scheduled, first = time.monotonic(), None
+        scores = tuple(self._mark(t, sampling.prompt_logprobs) for t in request.tokens[1:] if sampling.prompt_logprobs is not None)
+        if sampling.max_tokens == 0:
+            timing = Timing(arrived, scheduled, None, time.monotonic())
+            yield Output(request.id, (), Finish.LENGTH, (), scores, None, self.num_cached, timing)
+            return
+        half = len(scores) // 2
+        if half:  # a long prompt is scored in pieces
+            yield Output(request.id, prompt_logprobs=scores[:half], num_cached=self.num_cached)
+        made, scores = self.script(request), scores[half:]
+        for start in range(0, len(made), self.per_output):
+            if self.fails_with is not None and start >= self.fails_after:
+                if isinstance(self.fails_with, Exception):
+                    raise self.fails_with
+                yield Output(request.id, finish=Finish.ERROR, error=self.fails_with)
+                return
+            await asyncio.sleep(self.pace)
+            first = first or time.monotonic()
+            tokens = made[start : start + self.per_output]
+            stops = [i for i, token in enumerate(tokens) if token in sampling.stop_ids]
+            if stops:
+                tokens = tokens[: stops[0] + 1]
+            finish = Finish.STOP if stops else Finish.LENGTH if start + len(tokens) >= len(made) else None
+            marks = tuple(self._mark(t, sampling.logprobs) for t in tokens if sampling.logprobs is not None)
+            timing = Timing(arrived, scheduled, first, time.monotonic()) if finish else None
+            yield Output(request.id, tuple(tokens), finish, marks, scores, None, self.num_cached, timing)
+            scores = ()
+            if finish:
+                return
+
+    def _mark(self, token: int, num_top: int | None) -> Logprobs:
+        """The token itself is always the second likeliest: -1.0, after token 1000."""
+        others = [(1000, -0.5), (token, -1.0), *((2000 + i, -2.0 - i) for i in range(17)), (5, self.lowest)]
+        return Logprobs(token, -1.0, 2, tuple(others[: num_top or 0]))
+
+
+@dataclass
+class Reply:
+    """An HTTP reply, read as a stream of events where it is one."""
+
+    status: int
+    headers: httpx.Headers
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return strict_json(self.raw.decode())
+
+    @property
+    def good(self) -> Any:
+        assert self.status == 200, self.raw
+        return self.json
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, its form checked."""
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)
+        assert all(error[key] is None or isinstance(error[key], str) for key in ("param", "code"))
+        return error
+
+    @property
+    def events(self) -> list[str]:
+        """The data of each event."""
+        assert self.status == 200, self.raw
+        *blocks, rest = self.raw.decode().split("\n\n")
+        assert not rest
+        lines = [line for block in blocks for line in block.split("\n")]
+        assert all(line.startswith(("data: ", ":")) for line in lines)
+        return [line.removeprefix("data: ") for line in lines if not line.startswith(":")]
+
+    @property
+    def chunks(self) -> list[Any]:
+        *chunks, done = self.events
+        assert done == "[DONE]"
+        return [strict_json(chunk) for chunk in chunks]
+
+    def choices(self, index: int = 0) -> list[Any]:
+        return [choice for chunk in self.chunks for choice in chunk["choices"] if choice["index"] == index]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in self.choices(index))
+
+
+def strict_json(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class Api:
+    """The application, called without a network."""
+
+    def __init__(self, app: FastAPI, model: str) -> None:
+        self.app, self.model = app, model
+
+    def call(self, method: str, path: str, **rest: Any) -> Reply:
+        return self.together([(method, path, rest)])[0]
+
+    def together(self, calls: list[tuple[str, str, dict[str, Any]]]) -> list[Reply]:
+        """Replies to requests made at once."""
+
+        async def work() -> list[Reply]:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                answers = await asyncio.gather(*(client.request(method, path, **rest) for method, path, rest in calls))
+                return [Reply(a.status_code, a.headers, a.content) for a in answers]
+
+        return asyncio.run(work())
+
+    def get(self, path: str, **rest: Any) -> Reply:
+        return self.call("GET", path, **rest)
+
+    def post(self, path: str, body: Any, **rest: Any) -> Reply:
+        return self.call("POST", path, json=body, **rest)
+
+    def complete(self, prompt: Any = "The sea is", **fields: Any) -> Reply:
+        return self.post("/v1/completions", {"model": self.model, "prompt": prompt, "temperature": 0} | fields)
+
+    def chat(self, messages: Any = "Tell me about the sea.", **fields: Any) -> Reply:
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.post("/v1/chat/completions", {"model": self.model, "messages": messages, "temperature": 0} | fields)
+
+    def ask(self, path: str, **fields: Any) -> Reply:
+        """The same request for either endpoint."""
+        return self.complete(**fields) if path == "/v1/completions" else self.chat(**fields)
+
+
+BOTH = ("/v1/completions", "/v1/chat/completions")
+
+
+@contextmanager
+def live(app: FastAPI) -> Iterator[str]:
+    """The application behind uvicorn on a port of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for something another thread does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

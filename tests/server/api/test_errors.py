@@ -1,0 +1,300 @@
+"""Whatever a client sends, the answer is an error object with the right status, never a 500, and the next one is served."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted import BOTH, Api, ScriptedEngine
+
+from turnout.server.bridge import EngineError
+from turnout.server.schema import MAX_BODY
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{",
+        b"\xff\xfe{}",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "logit_bias": {"1": NaN}}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 20000 + b"]" * 20000 + b"}",
+        b'{"prompt": "a", "max_tokens": ' + b"9" * 400 + b"}",
+        b'{"prompt": "a", "max_tokens": ' + b"9" * 9000 + b"}",
+        b'{"prompt": [1' + b"0" * 9000 + b"]}",
+    ],
+)
+def test_a_body_that_is_no_request_is_a_400(api: Api, body: bytes) -> None:
+    reply = api.call("POST", "/v1/completions", content=body, headers=JSON)
+    assert reply.status == 400
+    assert reply.error["message"]
+    assert api.complete().status == 200
+
+
+BAD_FIELDS: list[dict[str, Any]] = [
+    {"temperature": "hot"},
+    {"temperature": 2.1},
+    {"temperature": -0.1},
+    {"top_p": 1.1},
+    {"top_p": -0.1},
+    {"presence_penalty": 2.1},
+    {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0},
+    {"repetition_penalty": -1},
+    {"top_k": -7},
+    {"top_k": 1.5},
+    {"min_p": 2},
+    {"max_tokens": -1},
+    {"max_tokens": 1.5},
+    {"n": 0},
+    {"n": -1},
+    {"n": 129},
+    {"n": "two"},
+    {"seed": "x"},
+    {"seed": 2**70},
+    {"stop": ""},
+    {"stop": [""]},
+    {"stop": [1]},
+    {"stop": {"a": 1}},
+    {"stop": ["a"] * 1000},
+    {"logit_bias": {"a": 1}},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"49152": 1}},
+    {"logit_bias": {"1000000000000": 1}},
+    {"logit_bias": {"9" * 5000: 1}},
+    {"logit_bias": {"1": "x"}},
+    {"logit_bias": {"1": 101}},
+    {"logit_bias": {"1": -101}},
+    {"logit_bias": [1]},
+    {"stop_token_ids": ["a"]},
+    {"stop_token_ids": [-5]},
+    {"stop_token_ids": [49152]},
+    {"min_tokens": -1},
+    {"min_tokens": 99, "max_tokens": 2},
+    {"prompt_logprobs": 21},
+    {"prompt_logprobs": 1, "stream": True},
+    {"stream": "maybe"},
+    {"stream_options": 7},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}, "stream": False},
+    {"model": 7},
+    {"priority": 2**40},
+]
+
+
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("fields", BAD_FIELDS, ids=lambda f: json.dumps(f)[:40])
+def test_a_field_out_of_range_is_a_400_that_names_it(api: Api, path: str, fields: dict[str, Any]) -> None:
+    reply = api.ask(path, **fields)
+    assert reply.status == 400
+    names = [name for name in fields if name != "max_tokens" or len(fields) == 1]
+    assert any(name in (reply.error["param"] or "") for name in names), reply.error
+    assert any(name in reply.error["message"] for name in names), reply.error
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], [[]], [""], ["a", ""], [1, "a"], [[1], "a"], [[1.5]], [1.5], True, 7, {"a": 1}, [True], [None]],
+    ids=repr,
+)
+def test_a_prompt_of_no_known_form_or_without_tokens_is_a_400(api: Api, prompt: Any) -> None:
+    reply = api.complete(prompt)
+    assert reply.status == 400
+    assert reply.error["param"] == "prompt"
+
+
+@pytest.mark.parametrize("token", [-1, 49152, 10**9, 2**63, 10**400], ids=lambda t: str(t)[:20])
+def test_a_token_id_the_model_does_not_have_is_a_400_that_names_it(api: Api, token: int) -> None:
+    for prompt in ([token], [[1, token]]):
+        reply = api.complete(prompt)
+        assert reply.status == 400
+        assert str(token) in reply.error["message"] or "very large" in reply.error["message"] or token > 10**40
+    assert api.complete([49151]).status == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": None},
+        {"messages": "hi"},
+        {"messages": {}},
+        {"messages": []},
+        {"messages": [1]},
+        {"messages": [{}]},
+        {"messages": [{"content": "x"}]},
+        {"messages": [{"role": "nobody", "content": "x"}]},
+        {"messages": [{"role": ["user"], "content": "x"}]},
+        {"messages": [{"role": "user", "content": 7}]},
+        {"messages": [{"role": "user", "content": [7]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "no-such-part"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": ["text"]}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": "x"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": 7}]}]},
+        {"tools": "x"},
+        {"tools": [{}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": ""}}], "tool_choice": "none"},
+        {"chat_template_kwargs": 7},
+        {"chat_template_kwargs": {"chat_template": "x"}},
+        {"top_logprobs": 5},
+        {"top_logprobs": 2, "logprobs": False},
+        {"top_logprobs": 21, "logprobs": True},
+        {"top_logprobs": -1, "logprobs": True},
+        {"continue_final_message": True, "add_generation_prompt": True},
+    ],
+    ids=lambda f: json.dumps(f)[:50],
+)
+def test_a_chat_that_is_no_chat_is_a_400(api: Api, fields: dict[str, Any]) -> None:
+    reply = api.post(BOTH[1], {"messages": [{"role": "user", "content": "hi"}]} | fields)
+    assert reply.status == 400
+    assert next(iter(fields)) in f"{reply.error['param']} {reply.error['message']}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (BOTH[0], {"suffix": "end"}),
+        (BOTH[0], {"best_of": 3}),
+        (BOTH[0], {"best_of": 1, "n": 2}),
+        *((path, {"response_format": {"type": "json_object"}}) for path in BOTH),
+        *((path, {"structured_outputs": {"regex": "("}}) for path in BOTH),
+        *((path, {"guided_json": "{}"}) for path in BOTH),
+        *((path, {"prompt_embeds": "AAAA"}) for path in BOTH),
+        (BOTH[1], {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (BOTH[1], {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}),
+        (BOTH[1], {"tool_choice": "required"}),
+        (BOTH[1], {"tool_choice": {"type": "function"}}),
+        (BOTH[1], {"functions": [{"name": "f"}]}),
+        (BOTH[1], {"function_call": {"name": "f"}}),
+        (BOTH[1], {"modalities": ["text", "audio"]}),
+        (BOTH[1], {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)
+def test_what_is_not_supported_yet_is_refused_by_name_and_not_dropped(api: Api, path: str, fields: dict[str, Any]) -> None:
+    reply = api.ask(path, **fields)
+    assert reply.status == 400
+    assert reply.error["code"] == "unsupported_parameter"
+    assert "not supported by this server yet" in reply.error["message"]
+    assert ":" in reply.error["message"]  # and what to do instead
+
+
+@pytest.mark.parametrize("fields", [{"response_format": "json"}, {"response_format": {"type": 7}}])
+def test_a_response_format_without_a_type_is_a_400(api: Api, fields: dict[str, Any]) -> None:
+    assert api.chat(**fields).error["param"] == "response_format"
+
+
+def test_an_unknown_model_is_a_404_with_a_code(api: Api) -> None:
+    for path in BOTH:
+        reply = api.ask(path, model="no-such-model")
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
+        assert "models/smol" in reply.error["message"]
+
+
+def test_the_model_goes_by_its_name_its_path_or_unnamed(api_with: Callable[..., Api]) -> None:
+    api = api_with(served_model_name="sea")
+    for name in ("sea", "models/smol", "elsewhere/smol", None):
+        assert api.complete(model=name, max_tokens=1).good["model"] == "sea"
+    assert [card["id"] for card in api.get("/v1/models").good["data"]] == ["sea"]
+
+
+def test_an_unknown_path_and_a_wrong_method_have_the_agreed_form(api: Api) -> None:
+    unknown, wrong = api.get("/v1/no-such-path"), api.get("/v1/completions")
+    assert (unknown.status, wrong.status) == (404, 405)
+    assert "/v1/no-such-path" in unknown.error["message"]
+    assert "GET" in wrong.error["message"] and wrong.headers["allow"] == "POST"
+
+
+def test_a_body_of_another_type_is_refused_so_that_web_pages_cannot_send_one(api: Api) -> None:
+    for headers in ({"content-type": "text/plain"}, {}):
+        reply = api.call("POST", "/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+        assert reply.status == 415
+        assert "application/json" in reply.error["message"]
+
+
+def test_a_body_without_end_is_cut_off(api: Api) -> None:
+    reply = api.call("POST", "/v1/completions", content=b" " * (MAX_BODY + 1), headers=JSON)
+    assert reply.status == 413
+    assert str(MAX_BODY) in reply.error["message"]
+
+
+def test_a_bad_request_does_not_ask_for_a_retry(api: Api) -> None:
+    for reply in (api.complete(temperature=9), api.complete(model="x"), api.get("/nowhere")):
+        assert "retry-after" not in reply.headers
+        assert reply.status not in (408, 409, 429)
+
+
+def test_several_faults_are_told_at_once(api: Api) -> None:
+    message = api.complete(temperature=9, top_p=9, n=0, seed="x", max_tokens=-1).error["message"]
+    assert all(part in message for part in ("n:", "max_tokens:", "temperature:", "and 2 more"))
+
+
+def test_a_message_never_repeats_a_whole_long_value(api: Api) -> None:
+    for fields in ({"temperature": "x" * 10**6}, {"stop": {"x" * 10**6: 1}}, {"seed": list(range(10**5))}):
+        assert len(api.complete(**fields).raw) < 1000
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_unknown_fields_are_ignored_with_a_debug_line(api: Api, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain = api.ask(path, max_tokens=4).good["choices"]
+    with caplog.at_level(logging.DEBUG, "turnout.server"):
+        reply = api.ask(path, max_tokens=4, store=True, metadata={"a": "b"}, a_field_of_next_year={"x": [1]})
+    assert reply.good["choices"] == plain
+    assert "a_field_of_next_year" in caplog.text
+
+
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("empty", [None, {}, []], ids=repr)
+def test_an_empty_optional_field_is_the_same_as_an_absent_one(api: Api, path: str, empty: Any) -> None:
+    from turnout.server.schema import ChatRequest, CompletionRequest
+
+    kind = CompletionRequest if path == BOTH[0] else ChatRequest
+    names = [name for name in kind.model_fields if name not in ("prompt", "messages")]
+    plain = api.ask(path).good["choices"]
+    assert api.ask(path, **dict.fromkeys([*names, "suffix", "tools", "best_of"], empty) | {"temperature": 0}).good["choices"] == plain
+
+
+@pytest.mark.parametrize("path", BOTH)
+def test_an_engine_that_is_gone_is_a_503_worth_a_retry(api: Api, engine: ScriptedEngine, path: str) -> None:
+    engine.broken = "the engine process died: SIGKILL"
+    reply = api.ask(path)
+    assert reply.status == 503
+    assert "SIGKILL" in reply.error["message"]
+    assert int(reply.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("the logits are NaN", 500),
+        (EngineError("the engine process died"), 503),
+        (EngineError("this one failed", 500), 500),
+        (ValueError("it does not fit"), 400),
+        (RuntimeError("nobody foresaw this"), 500),
+    ],
+    ids=str,
+)
+def test_an_engine_that_fails_before_the_first_token_gives_the_status(
+    api: Api, engine: ScriptedEngine, path: str, fault: Exception | str, status: int, stream: bool
+) -> None:
+    engine.fails_with = fault
+    for n in (1, 3):
+        reply = api.ask(path, stream=stream, n=n)
+        assert reply.status == status
+        unforeseen = isinstance(fault, RuntimeError) and not isinstance(fault, EngineError)
+        assert (str(fault) in reply.error["message"]) is not unforeseen  # what nobody foresaw is for the log alone
+    engine.fails_with = None
+    assert api.ask(path).status == 200
