@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from turnout.core.types import EngineInfo, Output, Request, Stats
-from turnout.server.messages import Abort, Fatal, Progress, Ready, Report, Stop
+from turnout.server.messages import Abort, Fatal, Found, Progress, Ready, Report, Stop
 from turnout.server.process import ChildProcess, exit_reason
 
 BUILDER = "turnout.server.worker:build"
@@ -74,6 +74,7 @@ class EngineProcess:
     def start(self) -> None:
         """Start the process and return."""
         self._loop = asyncio.get_running_loop()
+        self._found: asyncio.Future[str] = self._loop.create_future()
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._exit = asyncio.Event()
         self._process = ChildProcess(
@@ -97,6 +98,10 @@ class EngineProcess:
     def ended(self) -> bool:
         """No answer will ever come again."""
         return self._ended
+
+    async def found(self) -> str:
+        """Wait until the model's folder is there, which is before the engine is loaded. Raises as `ready` does."""
+        return await asyncio.shield(self._found)
 
     async def ready(self) -> EngineInfo:
         """Wait until the engine is loaded. Raises EngineError with the reason when it fails to."""
@@ -169,8 +174,11 @@ class EngineProcess:
                 self._take(message)
             case Progress(stage, share):
                 self._progress(stage, share)
+            case Found(path) if not self._found.done():
+                self._found.set_result(path)
             case Ready(info) if not self._ended:
                 self.info, self._trouble = info, None
+                self._receive(Found(info.path))
                 self._ready.set_result(info)
                 self._watching = self._loop.create_task(self._watch())
             case Fatal(reason):
@@ -226,9 +234,10 @@ class EngineProcess:
             return
         self._ended, self._trouble = True, reason
         self._fail_open(reason)
-        if not self._ready.done():
-            self._ready.set_exception(EngineError(reason))
-            self._ready.exception()  # marks it as seen: nobody has to wait for it
+        for future in (self._found, self._ready):
+            if not future.done():
+                future.set_exception(EngineError(reason))
+                future.exception()  # marks it as seen: nobody has to wait for it
 
     def _fail_open(self, reason: str) -> None:
         streams, self._streams = self._streams, {}

@@ -15,7 +15,7 @@ class Setup(NamedTuple):
     """To the engine's process, its first message."""
 
     config: Mapping[str, Any]  # as `turnout.core.config.to_container` makes it
-    builder: str  # "module:function"; called with the configuration and a progress function, it returns the engine
+    builder: str  # "module:function"; called with the configuration and a `worker.Tell`, it returns the engine
     module_path: list[str]  # sys.path of the parent
     dies_with: int | None  # the parent's process id, when the kernel shall end this process with it
     log_level: int
@@ -36,6 +36,12 @@ class Progress(NamedTuple):
 
     stage: str
     share: float  # of the stage done, 0 to 1
+
+
+class Found(NamedTuple):
+    """From the engine's process, while loading: the model's files are all there."""
+
+    path: str  # of the folder
 
 
 class Ready(NamedTuple):

@@ -10,9 +10,9 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,11 +24,14 @@ from turnout.server.bridge import EngineError, EngineProcess
 from turnout.server.console import Loading, welcome
 from turnout.server.stopping import Stopping
 
+if TYPE_CHECKING:
+    from turnout.core.text import Text
+
 CLOSE_TIMEOUT = 5  # seconds that slow clients have to take the rest of their answers
 EXIT_TIMEOUT = 15.0  # seconds from the end of the drain to the end of the process, whatever hangs
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
-Application = Callable[[str], tuple[ASGIApp, str]]  # url -> (application, what to print when it is ready)
+Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (application, what to print when it is ready)
 
 
 def serve(config: Config) -> int:
@@ -41,31 +44,27 @@ def serve(config: Config) -> int:
     options, loading = config.server, Loading()
     engine = EngineProcess(to_container(config, found), stall_timeout=options.stall_timeout, progress=loading)
 
-    def application(url: str) -> tuple[ASGIApp, str]:
+    async def application(url: str) -> tuple[ASGIApp, str]:
+        await asyncio.to_thread(_import_early)
         from turnout.core.text import Text
         from turnout.server.app import create_app
 
-        info = engine.info
-        _check_same(info.plugins, found.describe(chosen(config, found)))
-        text = Text.load(info.path)
-        name = options.served_model_name or info.model
-        chats, needs_key = text.has_chat_template, options.api_key is not None
+        text = await asyncio.to_thread(Text.load, await engine.found())
+        info = await engine.ready()
         loading.close()
-        return create_app(engine, text, options), welcome(info, url, name=name, chats=chats, needs_key=needs_key)
+        _check_same(info.plugins, found.describe(chosen(config, found)))
+        name, needs_key = options.served_model_name or info.model, options.api_key is not None
+        ready = welcome(info, url, name=name, chats=_chats(text), needs_key=needs_key)
+        return create_app(engine, text, options), ready
 
     try:
-        return run(engine, options, application, prepare=_import_early)
+        return run(engine, options, application)
     finally:
         loading.close()
 
 
-def run(
-    engine: EngineProcess,
-    options: ServerConfig,
-    application: Application,
-    prepare: Callable[[], None] = lambda: None,  # work that need not wait for the engine; runs on a thread
-) -> int:
-    """Serve `application`, made once the engine is ready. Returns the exit code."""
+def run(engine: EngineProcess, options: ServerConfig, application: Application) -> int:
+    """Serve `application`, which waits for the engine to be ready. Returns the exit code."""
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
@@ -96,7 +95,7 @@ def run(
     with listener, Stopping(kill) as stopping:
         session = _Session(engine, server, front, listener, stopping, options.drain_timeout)
         with asyncio.Runner() as runner:
-            code = runner.run(session.run(application, prepare))
+            code = runner.run(session.run(application))
         return stopping.code or code
 
 
@@ -115,12 +114,12 @@ class _Session:
         self._engine, self._server, self._front, self._listener = engine, server, front, listener
         self._stopping, self._drain_timeout = stopping, drain_timeout
 
-    async def run(self, application: Application, prepare: Callable[[], None]) -> int:
+    async def run(self, application: Application) -> int:
         """Returns the exit code of a server that nobody had to force."""
         asked = self._stopping.asked()
         self._engine.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        loading = asyncio.create_task(self._load(application, prepare))
+        loading = asyncio.create_task(self._load(application))
         try:
             await _any_of(loading, asked, serving)
             if loading.done() and loading.result():
@@ -136,12 +135,11 @@ class _Session:
             finally:
                 await self._engine.stop()
 
-    async def _load(self, application: Application, prepare: Callable[[], None]) -> bool:
+    async def _load(self, application: Application) -> bool:
         """Wait for the engine, then let requests in. False: it failed, and why was printed."""
         began = time.monotonic()
         try:
-            await asyncio.gather(self._engine.ready(), asyncio.to_thread(prepare))
-            self._front.app, ready = await asyncio.to_thread(application, _url(self._listener))
+            _, (self._front.app, ready) = await asyncio.gather(self._engine.ready(), application(_url(self._listener)))
         except (EngineError, PluginError, ValueError) as error:
             _complain(str(error))
             return False
@@ -179,10 +177,18 @@ def _url(listener: socket.socket) -> str:
 
 
 def _import_early() -> None:
-    """What the application needs takes seconds to import; the engine takes longer to load."""
+    """What the application needs takes seconds to import, so it is done while the engine loads."""
     import transformers.models.auto.tokenization_auto  # noqa: F401
 
     import turnout.server.app  # noqa: F401
+
+
+def _chats(text: Text) -> bool:
+    """Whether the model has a chat template that takes the example."""
+    try:
+        return bool(text.chat([{"role": "user", "content": "Hello!"}]))
+    except ValueError:
+        return False
 
 
 def _check_same(theirs: Mapping[str, Mapping[str, str]], ours: Mapping[str, Mapping[str, str]]) -> None:

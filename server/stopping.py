@@ -42,7 +42,7 @@ class Stopping:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._timer is not None:
+        if self._timer is not None and not self.code:  # after a second signal it stays for what is left of the process
             self._timer.cancel()
 
     def asked(self) -> asyncio.Task[bool]:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from turnout.core.types import EngineInfo, Output, Request, Stats
-from turnout.server.messages import Abort, Fatal, Progress, Ready, Report, Setup, Stop, ToEngine
+from turnout.server.messages import Abort, Fatal, Found, Progress, Ready, Report, Setup, Stop, ToEngine
 
 HEARTBEAT = 0.2  # seconds between reports while steps compute nothing
 EMPTY_STEP_PAUSE = 0.001  # seconds; the scheduler waits for something, so a step later may find it
@@ -51,13 +51,33 @@ class SteppedEngine(Protocol):
     def step(self) -> list[Output]: ...
 
 
-def build(config: Mapping[str, Any], progress: Callable[[str, float], None]) -> SteppedEngine:
+class Tell:
+    """How a builder says how loading goes. As a progress function it may be called for every tensor."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._stage, self._spoke = "", 0.0
+
+    def __call__(self, stage: str, share: float) -> None:
+        now = time.monotonic()
+        if stage != self._stage or share >= 1.0 or now - self._spoke > PROGRESS_PAUSE:
+            self._stage, self._spoke = stage, now
+            self._send(Progress(stage, share))
+
+    def found(self, path: str) -> None:
+        """The model's folder is there: its tokenizer can be loaded elsewhere meanwhile."""
+        self._send(Found(path))
+
+
+def build(plain: Mapping[str, Any], tell: Tell) -> SteppedEngine:
     """The real engine. Raises ValueError or PluginError for what the user can mend."""
-    from turnout.core import plugins
+    from turnout.core import checkpoint, plugins
     from turnout.core.build import build_engine
     from turnout.core.config import from_container
 
-    return build_engine(from_container(config, plugins.load()), progress)
+    config = from_container(plain, plugins.load())
+    tell.found(checkpoint.resolve(config.model, lambda stage: tell(stage, 0.0)))
+    return build_engine(config, tell)
 
 
 class Loop:
@@ -142,7 +162,7 @@ def load(setup: Setup, send: Send) -> SteppedEngine:
 
     try:
         module, _, function = setup.builder.partition(":")
-        engine: SteppedEngine = getattr(importlib.import_module(module), function)(setup.config, _progress(send))
+        engine: SteppedEngine = getattr(importlib.import_module(module), function)(setup.config, Tell(send))
         return engine
     except (ValueError, PluginError) as error:  # the user's to mend: no traceback
         log.debug("the engine could not be built", exc_info=True)
@@ -175,20 +195,6 @@ def _sender(outbox: Connection) -> Send:
             os._exit(1)  # nobody reads any more: the parent is gone
 
     return send
-
-
-def _progress(send: Send) -> Callable[[str, float], None]:
-    """A progress function that may be called for every tensor."""
-    last: tuple[str, float] = ("", 0.0)  # stage, when
-
-    def progress(stage: str, share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if stage != last[0] or share >= 1.0 or now - last[1] > PROGRESS_PAUSE:
-            last = (stage, now)
-            send(Progress(stage, share))
-
-    return progress
 
 
 def _listen(inbox: Connection, messages: SimpleQueue[ToEngine]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
+from turnout.server.worker import Tell
 
 BUILDER = "fake_engine:build"
 STEP = 0.005  # seconds
@@ -96,8 +97,8 @@ def misbehave(how: str | None) -> None:
         os.abort()
 
 
-def build(config: Mapping[str, Any], progress: Callable[[str, float], None]) -> FakeEngine:
-    progress("reading", 0.5)
+def build(config: Mapping[str, Any], tell: Tell) -> FakeEngine:
+    tell("reading", 0.5)
     match config.get("load"):
         case "value error":
             raise ValueError("attention=warp is not installed")
@@ -112,5 +113,6 @@ def build(config: Mapping[str, Any], progress: Callable[[str, float], None]) -> 
                 time.sleep(1000)
             finally:
                 os.remove(config["file"])
-    progress("reading", 1.0)
+    tell.found("here")
+    tell("reading", 1.0)
     return FakeEngine()

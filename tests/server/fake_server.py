@@ -107,7 +107,12 @@ def _main(folder: Path, options: ServerConfig, config: dict[str, str]) -> None:
     for fd, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY), fd)
     engine = EngineProcess(config, builder=fake_engine.BUILDER, stall_timeout=1.0)
-    sys.exit(run(engine, options, lambda url: (_application(engine), url)))
+
+    async def application(url: str) -> tuple[Starlette, str]:
+        await engine.ready()
+        return _application(engine), url
+
+    sys.exit(run(engine, options, application))
 
 
 def _application(engine: EngineClient) -> Starlette:

@@ -50,7 +50,12 @@ def running() -> Iterator[tuple[EngineProcess, Run[Any]]]:
         async def start() -> EngineProcess:
             engine = new_engine()
             engine.start()
+            assert engine.trouble() == "loading"
+            with pytest.raises(EngineError, match="loading"):
+                await counted(engine, asking("early"))
+            assert await engine.found() == "here"
             await engine.ready()
+            assert engine.trouble() is None
             return engine
 
         engine = runner.run(start())

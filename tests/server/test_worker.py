@@ -13,8 +13,8 @@ import fake_engine
 import pytest
 
 from turnout.core.types import Output, Request, Sampling
-from turnout.server.messages import Abort, Fatal, Progress, Report, Setup, Stop, ToEngine
-from turnout.server.worker import Loop, compute, load
+from turnout.server.messages import Abort, Fatal, Found, Progress, Report, Setup, Stop, ToEngine
+from turnout.server.worker import Loop, Tell, compute, load
 
 
 def asking(name: str, num: int = 3, do: str = "") -> Request:
@@ -104,7 +104,15 @@ def setup(**config: str) -> Setup:
 def test_loading_reports_its_progress() -> None:
     sent: list[object] = []
     assert isinstance(load(setup(), sent.append), fake_engine.FakeEngine)
-    assert sent == [Progress("reading", 0.5), Progress("reading", 1.0)]
+    assert sent == [Progress("reading", 0.5), Found("here"), Progress("reading", 1.0)]
+
+
+def test_progress_of_one_stage_is_told_now_and_then_and_at_its_end() -> None:
+    sent: list[object] = []
+    tell = Tell(sent.append)
+    for tensor in range(1001):
+        tell("weights", tensor / 1000)
+    assert len(sent) < 100 and sent[0] == Progress("weights", 0.0) and sent[-1] == Progress("weights", 1.0)
 
 
 def test_what_the_user_can_mend_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
