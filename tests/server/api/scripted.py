@@ -84,7 +84,7 @@ class ScriptedEngine:
     async def generate(self, request: Request) -> AsyncIterator[Output]:
         self.requests.append(request)
         arrived, done = time.monotonic(), False
-        self.stats.num_running += 1
+        await self._seat(request)
         try:
             async for output in self._outputs(request, arrived):
                 done = output.finish is not None
@@ -93,6 +93,19 @@ class ScriptedEngine:
             self.stats.num_running -= 1
             if not done:
                 self.left.append(request.id)
+
+    async def _seat(self, request: Request) -> None:
+        """Wait until one of `max_num_seqs` seats is free."""
+        self.stats.num_waiting += 1
+        try:
+            while self.stats.num_running >= self.info.max_num_seqs:
+                await asyncio.sleep(0.001)
+            self.stats.num_running += 1
+        except asyncio.CancelledError:
+            self.left.append(request.id)
+            raise
+        finally:
+            self.stats.num_waiting -= 1
 
     async def _outputs(self, request: Request, arrived: float) -> AsyncIterator[Output]:
         await asyncio.sleep(self.before_first)
