@@ -133,7 +133,7 @@ class EngineProcess:
 
     def drain(self) -> None:
         """Refuse new requests from now on; those open go on."""
-        self._trouble = self._trouble or "draining: the server is shutting down"
+        self._trouble = self._trouble or "draining"
 
     async def drained(self, timeout: float) -> bool:
         """Wait for the open requests to end. After `timeout` seconds the rest get an EngineError; False then."""

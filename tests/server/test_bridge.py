@@ -280,7 +280,7 @@ class TestOnThisSide:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             engine.drain()
-            assert engine.trouble() == "draining: the server is shutting down"
+            assert engine.trouble() == "draining"
             with pytest.raises(EngineError, match="draining"):
                 await counted(engine, asking("late"))
             child.reports(Output("short", (7,), Finish.LENGTH), Output("endless", (8,)), handled=2)

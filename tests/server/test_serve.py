@@ -13,10 +13,12 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from fake_server import serving, wait_until
 
 from turnout.core.config import ServerConfig
-from turnout.server.serve import listen
+from turnout.core.plugins import PluginError
+from turnout.server.serve import _check_same, _url, listen
 
 
 class Reader:
@@ -61,7 +63,7 @@ def test_a_stop_signal_drains_open_streams_while_new_requests_are_refused(tmp_pa
         os.kill(served.pid, signal.SIGTERM)
         wait_until(lambda: served.health() == 503)
         late = httpx.get(f"{url}/count/late?n=3")
-        assert (late.status_code, late.text) == (503, "draining: the server is shutting down")
+        assert (late.status_code, late.text) == (503, "draining")
         assert streams[0].end() == ["begun", *map(str, range(150)), "done"]
         assert streams[1].end() == ["begun", *map(str, range(100)), "done"]
         assert served.exit_code(within=3) == 0
@@ -153,3 +155,29 @@ def test_a_taken_port_ends_it_before_anything_is_loaded(tmp_path: Path) -> None:
         assert served.exit_code() == 1
         assert f"turnout: cannot listen on 127.0.0.1:{port}: " in served.stderr
         assert "server.port" in served.stderr and served.stderr.count("\n") == 1
+
+
+def test_a_second_server_cannot_listen_where_one_listens_though_it_serves_nothing_yet() -> None:
+    with listen("localhost", 0) as first:
+        host, port = first.getsockname()
+        assert host == "127.0.0.1"
+        with pytest.raises(OSError):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:{}"), ("0.0.0.0", "http://127.0.0.1:{}"), ("::1", "http://[::1]:{}")],
+)
+def test_the_url_can_be_opened_from_this_machine(host: str, url: str) -> None:
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with listen(host, 0) as listener:
+        assert _url(listener) == url.format(listener.getsockname()[1])
+
+
+def test_other_plugins_in_the_engines_process_are_refused() -> None:
+    ours = {"scheduler": {"name": "sjf", "package": "mine", "version": "2"}}
+    _check_same(ours, ours)
+    with pytest.raises(PluginError, match="found other plugins"):
+        _check_same({"scheduler": {"name": "sjf", "package": "mine", "version": "1"}}, ours)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from queue import SimpleQueue
 
 import fake_engine
 import pytest
 
 from turnout.core.types import Output, Request, Sampling
+from turnout.server import worker
 from turnout.server.messages import Abort, Fatal, Found, Progress, Report, Setup, Stop, ToEngine
 from turnout.server.worker import Loop, Tell, compute, load
 
@@ -139,3 +142,30 @@ def test_a_step_that_raises_ends_the_process_with_its_reason(caplog: pytest.LogC
         compute(fake_engine.FakeEngine(), inbox, sent.append)
     assert (exit_.value.code, sent) == (1, [Fatal("the engine failed: RuntimeError: the scheduler lost its mind")])
     assert caplog.records[-1].exc_info is not None
+
+
+class Left(BaseException):
+    """Instead of the end of the process."""
+
+
+def _leave(code: int) -> None:
+    raise Left(code)
+
+
+def test_the_end_of_the_parents_pipe_ends_the_process_whatever_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", _leave)
+    ours, theirs = Pipe(duplex=False)
+    theirs.send_bytes(pickle.dumps(Abort("a")))
+    theirs.close()
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    with ours, pytest.raises(Left):
+        worker._listen(ours, inbox)
+    assert inbox.get_nowait() == Abort("a")
+
+
+def test_a_report_that_nobody_reads_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", _leave)
+    theirs, ours = Pipe(duplex=False)
+    theirs.close()
+    with ours, pytest.raises(Left):
+        worker._sender(ours)(Progress("weights", 0.5))
