@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
 from turnout.core import plugins
-from turnout.core.plugins import SLOTS, PluginError
+from turnout.core.plugins import PluginError
+from turnout.server.overrides import MANY, Usage, checked, is_override, try_composing
 
 USAGE = """\
 turnout: serve large language models, composed from plugins
@@ -31,11 +30,6 @@ An override is KEY=VALUE, for example
   turnout COMMAND --cfg job    the composed configuration
 """
 COMMANDS = ("serve", "generate", "chat")
-FREE_TEXT = ("model", "prompt", "system", "server.served_model_name", "server.api_key")  # quoted for Hydra where needed
-
-
-class Usage(Exception):
-    """The command line is wrong; the message says how to right it."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -67,10 +61,15 @@ def main(argv: list[str] | None = None) -> None:
 def _compose(command: str, args: list[str]) -> None:
     """Run `command` on the configuration that Hydra composes from the overrides."""
     found = plugins.load()
-    prompt = args.pop(0) if command == "generate" and args and not _is_override(args[0]) else None
-    if command != "generate" and any(a in ("-m", "--multirun") for a in args):
+    free = [arg for arg in args if not is_override(arg)] if command == "generate" else []
+    if len(free) > 1:
+        raise Usage(f"there is one prompt, in one pair of quotes; {len(free)} arguments are no overrides: {free}")
+    prompt = free[0] if free else None
+    args = [arg for arg in args if arg not in free]
+    many = any(arg in MANY for arg in args)
+    if command != "generate" and many:
         raise Usage(f"turnout {command} does one thing at a time; --multirun is for generate and benchmarks")
-    overrides = [_checked(arg, found, "-m" in args or "--multirun" in args) for arg in args]
+    overrides = checked(args, found)
     if found.presets:
         overrides.append(f"hydra.searchpath=[{','.join(f'pkg://{package}' for package in found.presets)}]")
     for name, why in found.faults.items():
@@ -80,10 +79,13 @@ def _compose(command: str, args: list[str]) -> None:
 
     import turnout.core.config  # noqa: F401  stores the schemas
 
+    if not any(arg.startswith("-") for arg in args):
+        try_composing(command, overrides, found)
+
     def task(composed: DictConfig) -> None:
-        sys.exit(_run(command, composed, prompt)) if "-m" not in args and "--multirun" not in args else _run_of_many(
-            command, composed, prompt
-        )
+        code = _run(command, composed, prompt)
+        if code or not many:  # the first point of a sweep that fails ends it
+            sys.exit(code)
 
     sys.argv = [f"turnout {command}", *overrides]
     hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name=command)(task)()
@@ -108,13 +110,6 @@ def _run(command: str, composed: object, prompt: str | None) -> int:
         return 130
 
 
-def _run_of_many(command: str, composed: object, prompt: str | None) -> None:
-    """One point of a sweep; the first that fails ends it."""
-    code = _run(command, composed, prompt)
-    if code:
-        sys.exit(code)
-
-
 def _action(command: str) -> Callable[..., int]:
     """The function behind a command, imported when it is asked for."""
     if command == "serve":
@@ -124,58 +119,6 @@ def _action(command: str) -> Callable[..., int]:
     from turnout.server import offline
 
     return offline.generate if command == "generate" else offline.chat
-
-
-def _is_override(arg: str) -> bool:
-    """Whether an argument of `generate` is a Hydra override or flag rather than the prompt."""
-    key = re.match(r"^[+~]{0,2}([A-Za-z_]\w*)[\w./@:]*=", arg)
-    known = {
-        *SLOTS,
-        "model",
-        "dtype",
-        "device",
-        "limits",
-        "server",
-        "sampling",
-        "prompt",
-        "chat",
-        "experiment",
-        "hydra",
-    }
-    return bool(key and key.group(1) in known) or bool(re.match(r"^(-[a-zA-Z]|--[a-z-]+)$", arg)) or arg.startswith("~")
-
-
-def _checked(arg: str, found: plugins.Plugins, many: bool) -> str:
-    """An override as Hydra should see it. Raises for a plugin that can't be used, or a value that needs quoting."""
-    key, equals, value = arg.partition("=")
-    slot = key.lstrip("+")
-    if equals and slot in SLOTS:
-        for name in value.split(",") if many else [value]:
-            if re.fullmatch(r"[\w-]+", name):
-                found.get(slot, name)
-    if not equals or arg.startswith("-"):
-        return arg
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with contextlib.suppress(HydraException):
-        OverridesParser.create().parse_override(arg)
-        return arg
-    if slot in FREE_TEXT:
-        return f"{key}={_quoted(value)}"
-    raise Usage(
-        f"{arg!r} cannot be read as KEY=VALUE. A value with spaces or one of = , # @ {{ }} [ ] must be quoted for Hydra inside "
-        f"the shell's own quotes: {_shell(f'{key}={_quoted(value)}')}"
-    )
-
-
-def _quoted(value: str) -> str:
-    """`value` as a quoted string of Hydra's override grammar."""
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
-
-
-def _shell(text: str) -> str:
-    return '"' + re.sub(r'(["$`\\])', r"\\\1", text) + '"'
 
 
 def _complain(error: Exception) -> None:

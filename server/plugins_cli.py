@@ -50,7 +50,7 @@ def _show(found: Plugins) -> None:
     for slot, choices in groupby(_ordered(found), key=lambda c: c.slot):
         print(f"{slot}=")
         for choice in choices:
-            about = (choice.component.__doc__ or "").strip().split("\n")[0]
+            about = " ".join((choice.component.__doc__ or "").split()).partition(". ")[0]
             print(f"  {choice.name:<18}{choice.package} {choice.version}  {about}")
             for name, kind, default in choice.options:
                 print(f"      {slot}.{name}={'null' if default is None else default}  ({kind})")
