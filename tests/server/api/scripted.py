@@ -111,7 +111,9 @@ class ScriptedEngine:
         await asyncio.sleep(self.before_first)
         sampling = request.sampling
         scheduled, first = time.monotonic(), None
-        scores = tuple(self._mark(t, sampling.prompt_logprobs) for t in request.tokens[1:] if sampling.prompt_logprobs is not None)
+        scores = tuple(
+            self._mark(t, sampling.prompt_logprobs) for t in request.tokens[1:] if sampling.prompt_logprobs is not None
+        )
         if sampling.max_tokens == 0:
             timing = Timing(arrived, scheduled, None, time.monotonic())
             yield Output(request.id, (), Finish.LENGTH, (), scores, None, self.num_cached, timing)

@@ -77,7 +77,9 @@ def test_a_history_of_tool_calls_is_accepted(api: Api, engine: ScriptedEngine) -
     assert reply.status == 200
 
 
-def test_templates_get_the_arguments_of_past_calls_as_objects(api: Api, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_get_the_arguments_of_past_calls_as_objects(
+    api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     monkeypatch.setattr(text, "chat", lambda messages, **options: seen.append((messages, options)) or [1, 2, 3])
     for arguments in ('{"city": "Paris"}', "not json", None, '["a"]'):
@@ -104,7 +106,10 @@ def test_the_last_message_can_be_continued_to_the_character(
     api: Api, engine: ScriptedEngine, text: Text, ending: str
 ) -> None:
     for fields in ({}, {"add_generation_prompt": False}):
-        assert api.chat([ASK, {"role": "assistant", "content": ending}], continue_final_message=True, **fields).status == 200
+        assert (
+            api.chat([ASK, {"role": "assistant", "content": ending}], continue_final_message=True, **fields).status
+            == 200
+        )
         assert prompt(engine, text).endswith(f"<|im_start|>assistant\n{ending}")
 
 
@@ -126,7 +131,9 @@ def test_what_a_template_raises_is_a_400_with_its_own_message(
     assert api.chat().status == 200
 
 
-def test_a_model_without_a_template_takes_completions_only(api: Api, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_template_takes_completions_only(
+    api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text._tokenizer, "chat_template", None)
     assert "completions" in api.chat().error["message"]
     assert api.complete().status == 200
@@ -181,7 +188,9 @@ def test_choices_are_numbered_and_the_prompt_counts_once(api: Api, engine: Scrip
     assert three["usage"]["completion_tokens"] == 18
 
 
-def test_a_long_conversation_does_not_keep_others_waiting(api: Api, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_conversation_does_not_keep_others_waiting(
+    api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
     plain, threads = text.chat, []
@@ -200,4 +209,6 @@ def test_prompts_tokenized_at_once_on_threads_come_out_as_alone(api: Api, engine
     prompts = [f"number {i} " + "the sea and the sky " * 300 for i in range(12)]
     calls = [("POST", "/v1/completions", {"json": {"prompt": prompt, "max_tokens": 1}}) for prompt in prompts]
     assert {reply.status for reply in api.together(calls)} == {200}
-    assert sorted(r.tokens[: r.num_prompt] for r in engine.requests) == sorted(text.encode(prompt) for prompt in prompts)
+    assert sorted(r.tokens[: r.num_prompt] for r in engine.requests) == sorted(
+        text.encode(prompt) for prompt in prompts
+    )

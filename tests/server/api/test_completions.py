@@ -22,7 +22,13 @@ def test_a_reply_has_the_agreed_form(api: Api, engine: ScriptedEngine, text: Tex
     assert reply["object"] == "text_completion" and reply["id"].startswith("cmpl-")
     assert (reply["model"], reply["system_fingerprint"]) == ("models/smol", "fp_scripted")
     (choice,) = reply["choices"]
-    expected = {"index": 0, "text": story(engine, text, 4), "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    expected = {
+        "index": 0,
+        "text": story(engine, text, 4),
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
     assert choice == expected
     num = len(text.encode(SEA))
     usage = {"prompt_tokens": num, "completion_tokens": 4, "total_tokens": num + 4}
@@ -136,7 +142,9 @@ class TestStopping:
         reply = api.complete(max_tokens=6, min_tokens=6, stop=text.decode(engine.story[1:2])).good
         assert reply["choices"][0]["text"] == story(engine, text, 6)
 
-    def test_a_stop_id_ends_before_its_text_and_is_the_reason(self, api: Api, engine: ScriptedEngine, text: Text) -> None:
+    def test_a_stop_id_ends_before_its_text_and_is_the_reason(
+        self, api: Api, engine: ScriptedEngine, text: Text
+    ) -> None:
         for stream in (False, True):
             reply = api.complete(max_tokens=10, stop_token_ids=[engine.story[5]], stream=stream)
             choice = reply.choices()[-1] if stream else reply.good["choices"][0]
@@ -189,24 +197,33 @@ class TestLogprobs:
             marks = (reply.choices() if stream else reply.good["choices"])[0]["logprobs"]
             assert -9999.0 in marks["top_logprobs"][0].values()
 
-    def test_bytes_that_are_no_character_are_written_as_bytes(self, api: Api, engine: ScriptedEngine, text: Text) -> None:
+    def test_bytes_that_are_no_character_are_written_as_bytes(
+        self, api: Api, engine: ScriptedEngine, text: Text
+    ) -> None:
         emoji = text.encode("🦜")
         assert len(emoji) > 1
         engine.script = lambda request: emoji + text.encode(" ok")
         (choice,) = api.complete(max_tokens=10, logprobs=0).good["choices"]
         tokens = choice["logprobs"]["tokens"]
-        raw = b"".join(bytes.fromhex(t.removeprefix("bytes:").replace("\\x", "")) for t in tokens if t.startswith("bytes:"))
+        raw = b"".join(
+            bytes.fromhex(t.removeprefix("bytes:").replace("\\x", "")) for t in tokens if t.startswith("bytes:")
+        )
         assert raw.decode() == "🦜" and choice["text"] == "🦜 ok"
         assert choice["logprobs"]["text_offset"] == [0] * len(emoji) + [1]
 
-    def test_two_tokens_with_one_text_are_both_kept(self, api: Api, engine: ScriptedEngine, text: Text, monkeypatch: Any) -> None:
+    def test_two_tokens_with_one_text_are_both_kept(
+        self, api: Api, engine: ScriptedEngine, text: Text, monkeypatch: Any
+    ) -> None:
         plain = text.token_bytes
         monkeypatch.setattr(text, "token_bytes", lambda token: plain(1000 if token == 2000 else token))
         top = api.complete(max_tokens=1, logprobs=3).good["choices"][0]["logprobs"]["top_logprobs"][0]
         assert top["token_id:2000"] == -2.0 and top[text.decode([1000])] == -0.5
 
     def test_prompt_logprobs_have_an_entry_for_each_token_but_the_first(self, api: Api, text: Text) -> None:
-        for reply in (api.complete(SEA, prompt_logprobs=3), api.complete(SEA, prompt_logprobs=3, echo=True, logprobs=5)):
+        for reply in (
+            api.complete(SEA, prompt_logprobs=3),
+            api.complete(SEA, prompt_logprobs=3, echo=True, logprobs=5),
+        ):
             entries = reply.good["choices"][0]["prompt_logprobs"]
             first, *rest = entries
             assert first is None and len(rest) == len(text.encode(SEA)) - 1
@@ -222,7 +239,9 @@ class TestLogprobs:
         assert [piece.get("prompt_token_ids") for piece in pieces] == [text.encode(SEA), None, None]
 
 
-def test_a_character_split_between_prompt_and_answer_is_made_whole(api: Api, engine: ScriptedEngine, text: Text) -> None:
+def test_a_character_split_between_prompt_and_answer_is_made_whole(
+    api: Api, engine: ScriptedEngine, text: Text
+) -> None:
     emoji = text.encode("🦜")
     engine.script = lambda request: emoji[1:]
     for stream in (False, True):

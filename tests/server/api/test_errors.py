@@ -182,7 +182,9 @@ def test_a_chat_that_is_no_chat_is_a_400(api: Api, fields: dict[str, Any]) -> No
     ],
     ids=lambda value: json.dumps(value)[:50],
 )
-def test_what_is_not_supported_yet_is_refused_by_name_and_not_dropped(api: Api, path: str, fields: dict[str, Any]) -> None:
+def test_what_is_not_supported_yet_is_refused_by_name_and_not_dropped(
+    api: Api, path: str, fields: dict[str, Any]
+) -> None:
     reply = api.ask(path, **fields)
     assert reply.status == 400
     assert reply.error["code"] == "unsupported_parameter"
@@ -262,7 +264,12 @@ def test_an_empty_optional_field_is_the_same_as_an_absent_one(api: Api, path: st
     kind = CompletionRequest if path == BOTH[0] else ChatRequest
     names = [name for name in kind.model_fields if name not in ("prompt", "messages")]
     plain = api.ask(path).good["choices"]
-    assert api.ask(path, **dict.fromkeys([*names, "suffix", "tools", "best_of"], empty) | {"temperature": 0}).good["choices"] == plain
+    assert (
+        api.ask(path, **dict.fromkeys([*names, "suffix", "tools", "best_of"], empty) | {"temperature": 0}).good[
+            "choices"
+        ]
+        == plain
+    )
 
 
 @pytest.mark.parametrize("path", BOTH)

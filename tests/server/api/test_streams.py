@@ -99,7 +99,9 @@ def test_the_first_chat_chunk_has_the_role_and_the_last_an_empty_delta(api: Api)
         assert last["delta"] == {} and last["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(("path", "fields"), [(BOTH[0], {"logprobs": 2}), (BOTH[1], {"logprobs": True, "top_logprobs": 2})])
+@pytest.mark.parametrize(
+    ("path", "fields"), [(BOTH[0], {"logprobs": 2}), (BOTH[1], {"logprobs": True, "top_logprobs": 2})]
+)
 def test_logprobs_come_with_their_tokens(
     api: Api, engine: ScriptedEngine, text: Text, path: str, fields: dict[str, Any]
 ) -> None:
