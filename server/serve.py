@@ -7,6 +7,7 @@ bind the port ─▶ start the engine ─▶ loading (503) ─▶ ready ─▶ S
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import time
@@ -81,12 +82,14 @@ def run(engine: EngineProcess, options: ServerConfig, application: Application) 
             lifespan="off",
             ws="none",
             log_config=None,
-            log_level="info" if options.log_requests else "warning",
+            log_level="warning",
             access_log=options.log_requests,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=CLOSE_TIMEOUT,
         )
     )
+    if options.log_requests:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
     def kill() -> None:
         engine.kill()

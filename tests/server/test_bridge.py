@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -16,7 +14,7 @@ import pytest
 from turnout.core.types import Finish, Output, Request, Sampling, Stats
 from turnout.server import bridge
 from turnout.server.bridge import EngineError, EngineProcess
-from turnout.server.messages import Abort, Ready, Report, Stop
+from turnout.server.messages import Abort, Fatal, Ready, Report, Stop
 
 STALL = 0.8  # seconds
 
@@ -174,61 +172,24 @@ async def failures(engine: EngineProcess, *requests: Request) -> list[BaseExcept
     return await asyncio.gather(*(counted(engine, request) for request in requests), return_exceptions=True)
 
 
-class TestFailing:
-    """Each of these costs an engine its process."""
+def test_a_frozen_step_is_told_after_the_stall_timeout_and_its_process_ended(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scenario() -> None:
+        engine = new_engine()
+        engine.start()
+        await engine.ready()
+        began = asyncio.get_running_loop().time()
+        found = await failures(engine, asking("a", 900), asking("guilty", do="freeze"))
+        took = asyncio.get_running_loop().time() - began
+        assert STALL <= took < 5 * STALL
+        assert all(isinstance(error, EngineError) and "frozen" in str(error) for error in found)
+        assert "server.stall_timeout" in (engine.trouble() or "")
+        await until(lambda: not psutil.pid_exists(engine.pid or 0))
+        await engine.stop()
 
-    def test_a_step_that_raises_fails_every_open_request(self, capfd: pytest.CaptureFixture[str]) -> None:
-        async def scenario() -> None:
-            engine = new_engine()
-            engine.start()
-            await engine.ready()
-            found = await failures(engine, asking("a", 900), asking("b", 900), asking("guilty", do="raise"))
-            for error in found:
-                assert isinstance(error, EngineError) and error.status == 503
-                assert "RuntimeError: the scheduler lost its mind" in str(error)
-            assert "lost its mind" in (engine.trouble() or "")
-            with pytest.raises(EngineError, match="lost its mind"):
-                await counted(engine, asking("late"))
-            await engine.stop()
-            assert not psutil.pid_exists(engine.pid or 0)
-
-        asyncio.run(scenario())
-        assert "Traceback" in capfd.readouterr().err
-
-    def test_a_process_that_dies_fails_every_open_request_at_once(self) -> None:
-        async def scenario() -> None:
-            engine = new_engine()
-            engine.start()
-            await engine.ready()
-            waiting = asyncio.create_task(failures(engine, asking("a", 900), asking("b", do="wait")))
-            await until(lambda: engine.stats.num_running == 2)
-            os.kill(engine.pid or 0, signal.SIGKILL)
-            async with asyncio.timeout(STALL):
-                found = await waiting
-            assert all(isinstance(error, EngineError) and "SIGKILL" in str(error) for error in found)
-            assert "the engine process died" in (engine.trouble() or "")
-            await engine.stop()
-
-        asyncio.run(scenario())
-
-    def test_a_frozen_step_is_told_within_the_stall_timeout_and_its_process_ended(
-        self, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        async def scenario() -> None:
-            engine = new_engine()
-            engine.start()
-            await engine.ready()
-            began = asyncio.get_running_loop().time()
-            found = await failures(engine, asking("a", 900), asking("guilty", do="freeze"))
-            took = asyncio.get_running_loop().time() - began
-            assert STALL <= took < 2 * STALL
-            assert all(isinstance(error, EngineError) and "frozen" in str(error) for error in found)
-            assert "server.stall_timeout" in (engine.trouble() or "")
-            await until(lambda: not psutil.pid_exists(engine.pid or 0))
-            await engine.stop()
-
-        asyncio.run(scenario())
-        assert "in misbehave" in capfd.readouterr().err, "the log does not say where it hung"
+    asyncio.run(scenario())
+    assert "in misbehave" in capfd.readouterr().err, "the log does not say where it hung"
 
 
 class SilentChild:
@@ -292,6 +253,35 @@ class TestOnThisSide:
             assert await engine.drained(timeout=0.05), "nothing is open"
             await engine.stop()
             assert child.heard[3:] == [Stop()]
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        ("code", "words"), [(-9, "SIGKILL, often sent when memory runs out"), (-11, "SIGSEGV"), (3, "exit code 3")]
+    )
+    def test_a_process_that_dies_fails_every_open_request(self, code: int, words: str) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            child.killed = True
+            asyncio.get_running_loop().call_later(0.05, child._on_exit, code)
+            for error in await failures(engine, asking("a"), asking("b")):
+                assert isinstance(error, EngineError) and error.status == 503
+                assert str(error) == engine.trouble() == f"the engine process died: {words}"
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_an_engine_that_fails_gives_every_open_request_its_reason_and_later_ones_too(self) -> None:
+        async def scenario() -> None:
+            engine, child = await self.started()
+            asyncio.get_running_loop().call_later(0.05, child.says, Fatal("the engine failed: RuntimeError: lost"))
+            for error in await failures(engine, asking("a"), asking("b")):
+                assert isinstance(error, EngineError) and error.status == 503 and "RuntimeError: lost" in str(error)
+            with pytest.raises(EngineError, match="lost"):
+                await counted(engine, asking("late"))
+            await until(lambda: child.killed, 1.0)  # a process that says so and stays is ended
+            assert engine.ended and engine.trouble() == "the engine failed: RuntimeError: lost"
+            await engine.stop()
 
         asyncio.run(scenario())
 
