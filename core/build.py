@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -53,12 +54,17 @@ def build_engine(config: Config, progress: Progress = lambda stage, share: None)
         max_num_seqs=config.limits.max_num_seqs,
         max_num_batched_tokens=config.limits.max_num_batched_tokens,
         fingerprint=fingerprint(config, path, found),
-        composition=to_container(config, found),
+        composition=_public(to_container(config, found)),
         plugins=found.describe(names),
         versions=plugins.versions(),
         notes=tuple(n for n in (info.dtype_reason, note) if n),
     )
     return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
+
+
+def _public(plain: dict[str, Any]) -> dict[str, Any]:
+    """The composition without its secret."""
+    return plain | {"server": {key: value for key, value in plain["server"].items() if key != "api_key"}}
 
 
 def fingerprint(config: Config, path: str, found: Plugins) -> str:

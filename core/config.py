@@ -46,7 +46,7 @@ class ServerConfig:
     api_key: str | None = None  # asked for on /v1 routes, as a bearer token
     max_queue: int | None = None  # waiting requests beyond it get 429
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
-    stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen
+    stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen; 0: never
     log_requests: bool = False
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
     metrics_compat: list[str] = field(default_factory=lambda: ["v0", "v1"])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from turnout.core.build import Progress, build_engine
 from turnout.core.config import ChatConfig, Config, GenerateConfig, SamplingConfig
 from turnout.core.engine import Engine
-from turnout.core.text import Detokenizer, Text
+from turnout.server.text import Detokenizer, Text
 from turnout.core.types import Finish, Request, Sampling
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from turnout.core.text import Text
+    from turnout.server.text import Text
 
 CONTEXT = 4  # tokens decoded again before new ones
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turnout.core.checkpoint import ModelError
-from turnout.core.detokenizer import Detokenizer
+from turnout.server.detokenizer import Detokenizer
 
 __all__ = ["Detokenizer", "Text"]
 
