@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from turnout.core.config import ServerConfig
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.server import errors
 from turnout.server.bridge import EngineClient
 from turnout.server.chat import chat_routes

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple, cast
 
-from turnout.core.text import Detokenizer, Text
+from turnout.server.text import Detokenizer, Text
 from turnout.core.types import Finish, Logprobs, Output, Request, Sampling
 from turnout.server.bridge import EngineError
 from turnout.server.errors import ApiError, bad_request, unavailable

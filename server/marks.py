@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.core.types import Logprobs
 
 LOWEST = -9999.0

@@ -26,7 +26,7 @@ from turnout.server.console import Loading, welcome
 from turnout.server.stopping import Stopping
 
 if TYPE_CHECKING:
-    from turnout.core.text import Text
+    from turnout.server.text import Text
 
 CLOSE_TIMEOUT = 5  # seconds that slow clients have to take the rest of their answers
 EXIT_TIMEOUT = 15.0  # seconds from the end of the drain to the end of the process, whatever hangs
@@ -47,7 +47,7 @@ def serve(config: Config) -> int:
 
     async def application(url: str) -> tuple[ASGIApp, str]:
         await asyncio.to_thread(_import_early)
-        from turnout.core.text import Text
+        from turnout.server.text import Text
         from turnout.server.app import create_app
 
         text = await asyncio.to_thread(Text.load, await engine.found())

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from turnout.core.config import ServerConfig
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.server.bridge import EngineClient
 from turnout.server.errors import ApiError, bad_request, show, unavailable
 from turnout.server.marks import Names

@@ -209,7 +209,7 @@ def test_the_hooks_of_plugins_run_in_the_declared_order_whatever_the_registratio
         for name in order:
             module = types.ModuleType(name)
 
-            def step_finished(step: Any, seconds: float, name: str = name) -> None:
+            def step_finished(step: Any, seconds: float, name: str = name, calls: list[str] = calls) -> None:
                 calls.append(name)
 
             flags = {"first": {"tryfirst": True}, "last": {"trylast": True}}.get(name, {})

@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
 
 STORY = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scripted import Api, ScriptedEngine
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 
 ASK = {"role": "user", "content": "Tell me about the sea."}
 

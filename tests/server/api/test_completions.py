@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scripted import Api, ScriptedEngine
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.core.types import Request
 
 SEA = "The sea is"

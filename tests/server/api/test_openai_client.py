@@ -8,7 +8,7 @@ import openai
 import pytest
 from scripted import ScriptedEngine, until
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.server.bridge import EngineError
 
 ASK = [{"role": "user", "content": "Tell me about the sea."}]

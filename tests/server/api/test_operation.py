@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from scripted import BOTH, Api, ScriptedEngine
 
-from turnout.core.text import Text
+from turnout.server.text import Text
 
 
 def test_models_are_listed_and_read_by_name(api: Api) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scripted import BOTH, Api, ScriptedEngine
 
 from turnout.core.config import ServerConfig
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.core.types import Sampling
 from turnout.server.app import create_app
 from turnout.server.sampling import DEFAULTED

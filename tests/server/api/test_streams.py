@@ -14,7 +14,7 @@ import pytest
 from scripted import BOTH, Api, ScriptedEngine, live, until
 
 from turnout.core.config import ServerConfig
-from turnout.core.text import Text
+from turnout.server.text import Text
 from turnout.core.types import Request
 from turnout.server import streams
 from turnout.server.app import create_app
