@@ -14,9 +14,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from pluggy import PluginManager
-
 from turnout.core.draft import Draft
+from turnout.core.hooks import Hooks
 from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler
 from turnout.core.sampler import check_request
 from turnout.core.swap import Swapper
@@ -52,7 +51,7 @@ class Engine:
         preemption: Preemption,
         info: EngineInfo,
         *,
-        hooks: PluginManager,
+        hooks: Hooks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info, self.stats = info, Stats(num_blocks=info.num_blocks, num_blocks_free=info.num_blocks)
@@ -197,8 +196,7 @@ class Engine:
             if rid in waiting:
                 self._admit(chunk, now)
             end = request.num_computed = chunk.start + chunk.num_tokens
-            if end > request.furthest:
-                request.furthest = end
+            request.furthest = max(request.furthest, end)
             blocks.publish(request)
             scored = tuple(scores.get(rid, ())) if scores else ()
             request.num_scored += len(scored)

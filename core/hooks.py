@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, TypeVar
 
 import pluggy
@@ -9,10 +10,18 @@ import pluggy
 from turnout.core.interfaces import ENTRY_POINTS, AttentionBackend, BlockManager, Preemption, Quantizer, Scheduler
 from turnout.core.types import Request, Step
 
+Hooks = pluggy.PluginManager
 hookspec = pluggy.HookspecMarker(ENTRY_POINTS)
 hookimpl = pluggy.HookimplMarker(ENTRY_POINTS)
 
 T_contra = TypeVar("T_contra", contravariant=True)
+
+
+def new_hooks() -> Hooks:
+    """A manager that knows the hooks below and no plugin."""
+    hooks = Hooks(ENTRY_POINTS)
+    hooks.add_hookspecs(sys.modules[__name__])
+    return hooks
 
 
 class Register(Protocol[T_contra]):

@@ -17,7 +17,6 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
-import pluggy
 from hydra.core.config_store import ConfigStore
 
 from turnout.core import blocks, hooks, interfaces
@@ -71,7 +70,7 @@ class Choice:
 class Plugins:
     """Every plugin found, every choice they offer, and what went wrong."""
 
-    manager: pluggy.PluginManager
+    manager: hooks.Hooks
     choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)  # plugin -> why it cannot be used
     claimed: dict[tuple[str, str], str] = field(default_factory=dict)  # (slot, name) -> why that choice is not usable
@@ -115,8 +114,7 @@ def load() -> Plugins:
 
 def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = None) -> Plugins:
     """Load `entries` in order of name, then register the modules of `extra`."""
-    found = Plugins(pluggy.PluginManager(interfaces.ENTRY_POINTS))
-    found.manager.add_hookspecs(hooks)
+    found = Plugins(hooks.new_hooks())
     _offer(found, _Source("core", "turnout", version("turnout")), [("blocks", "paged", blocks.PagedBlocks)])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
     seen: dict[str, str] = {}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from turnout.core import hooks
+from turnout.core import hooks, plugins
+from turnout.core.config import Limits, SamplingConfig, ServerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,3 +44,18 @@ def test_no_link_between_the_documents_is_dead() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_option_is_in_the_configuration_guide_with_its_default() -> None:
+    found = plugins.collect(entry_points(group="turnout"))
+    own = [c for c in found.choices.values() if c.package == "turnout"]
+    options = {f"{c.slot}.{name}": default for c in own for name, _, default in c.options}
+    for prefix, section in (("limits", Limits()), ("server", ServerConfig()), ("sampling", SamplingConfig())):
+        options |= {f"{prefix}.{field.name}": getattr(section, field.name) for field in fields(section)}
+    guide = (ROOT / "docs" / "config.md").read_text()
+    for key, default in options.items():
+        row = next((line for line in guide.splitlines() if line.startswith(f"| `{key}`")), "")
+        assert f"| `{'null' if default is None else default}` |" in row, f"{key}={default}: {row!r}"
+    for choice in own:
+        row = next(line for line in guide.splitlines() if line.startswith(f"| `{choice.slot}` "))
+        assert f"`{choice.name}`" in row

@@ -12,12 +12,11 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
-import pluggy
 
-from turnout.core import hooks
 from turnout.core.blocks import PagedBlocks
 from turnout.core.engine import Engine
-from turnout.core.interfaces import ENTRY_POINTS, BlockManager, Preemption, Scheduler
+from turnout.core.hooks import new_hooks
+from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
 
 VOCAB = 997
@@ -88,8 +87,6 @@ def make_engine(
     preemption: Preemption | None = None,
 ) -> Engine:
     """An engine on the fake model."""
-    manager = pluggy.PluginManager(ENTRY_POINTS)
-    manager.add_hookspecs(hooks)
     policy = preemption or _Recompute()
     info = EngineInfo(
         model="fake",
@@ -110,7 +107,7 @@ def make_engine(
         versions={},
     )
     runner = TokenCacheRunner(num_blocks, block_size, policy.num_host_blocks)
-    return Engine(runner, scheduler, blocks or PagedBlocks(block_size), policy, info, hooks=manager)
+    return Engine(runner, scheduler, blocks or PagedBlocks(block_size), policy, info, hooks=new_hooks())
 
 
 def check_balance(engine: Engine) -> None:

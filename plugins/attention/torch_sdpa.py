@@ -125,7 +125,7 @@ def _attend_decodes(
     q: Tensor, keys: Tensor, values: Tensor, group: Decodes, layer: LayerSpec, sinks: Tensor | None
 ) -> Tensor:
     """q: [B, heads, head_dim]. Heads that share keys become the query dimension, so no key is repeated."""
-    q = q.unflatten(1, (layer.num_kv_heads, -1))  # [B, kv_heads, group, head_dim]
+    q = q.reshape(q.shape[0], layer.num_kv_heads, -1, q.shape[-1])  # [B, kv_heads, group, head_dim]
     k, v = (side[group.table].flatten(1, 2).transpose(1, 2).to(q.dtype) for side in (keys, values))
     if layer.softcap is None and sinks is None:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=layer.scale)
@@ -149,7 +149,7 @@ def _attend_prefill(
         mask = chunk.mask
         if mask is None:
             mask = torch.ones(q.shape[1], chunk.num_keys, dtype=torch.bool, device=q.device).tril()
-        grouped = q.unflatten(0, (layer.num_kv_heads, -1))
+        grouped = q.reshape(layer.num_kv_heads, -1, *q.shape[1:])
         sinks = None if sinks is None else sinks.view(layer.num_kv_heads, -1, 1, 1)
         out = _open_attention(grouped, k[:, None], v[:, None], mask, layer, sinks).flatten(0, 1)
     return out.transpose(0, 1)
