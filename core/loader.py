@@ -1,0 +1,221 @@
+"""Tensors into a model built without weights, one linear layer at a time through the quantizer.
+
+It knows no architecture: where a tensor belongs, how older names translate and which may be ignored is transformers'
+own knowledge. Every tensor must find its place and every place its tensor, else ModelError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnout.core.checkpoint import ModelError
+from turnout.core.interfaces import Quantizer
+from turnout.core.shards import Shards, some
+
+Read = Callable[[str], Tensor]
+
+
+def fill(
+    net: Any,
+    shards: Shards,
+    quantizer: Quantizer,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantized: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Give every parameter and buffer of `net`, a transformers model whose parameters are on meta, its tensor.
+
+    `quantized`: the checkpoint holds linear layers in the quantizer's format, so whatever lies under such a layer's
+    name is the quantizer's to read. Tied tensors share memory; one that is stored twice must be equal both times.
+    `progress` hears of (bytes read, bytes in all).
+    """
+    places = _Places(net, dtype, device, quantized)
+    plan = _plan(places, shards)
+    total, done = sum(shards.tensors[name].num_bytes for name in plan.reads), 0
+
+    def read(name: str) -> Tensor:
+        nonlocal done
+        done += shards.tensors[name].num_bytes
+        tensor = shards.read(name)
+        progress(done, total)
+        return tensor
+
+    places.expect(plan.targets | plan.ties.keys())
+    tied: dict[str, Tensor] = {}
+    for target, source in plan.sources.items():
+        for made, tensor in _made(net, target, source, read).items():
+            tensor = places.fitted(made, tensor)
+            if made in plan.ties or made in plan.ties.values():
+                tied[made] = tensor
+            else:
+                places.put(made, tensor, quantizer)
+    for target, owner in plan.ties.items():
+        if target in tied and not torch.equal(tied[target], tied[owner]):
+            raise ModelError(
+                f"config.json ties {target} to {owner}, but the checkpoint holds both and they differ; "
+                f'set "tie_word_embeddings": false there to serve them as they are stored, or drop one of them'
+            )
+    for target, owner in (plan.ties | {owner: owner for owner in plan.ties.values()}).items():
+        places.put(target, tied[owner], quantizer)
+    places.finish()
+
+
+class _Places:
+    """Where tensors go in the model, and what each must look like."""
+
+    def __init__(self, net: Any, dtype: torch.dtype, device: torch.device, quantized: bool) -> None:
+        self.net = net
+        self.wanted: dict[str, Tensor] = net.state_dict()
+        self._linears = {name for name, module in net.named_modules() if type(module) is nn.Linear}
+        self._dtype, self._device, self._quantized = dtype, device, quantized
+        self._kept = [(re.compile(glob.replace("*", ".*")), kept) for glob, kept in net._get_dtype_plan(dtype).items()]
+        self._leaves: dict[str, set[str]] = defaultdict(set)  # of each linear layer
+        self._parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # of linear layers not yet complete
+
+    def is_free_form(self, target: str) -> bool:
+        """A tensor only the quantizer understands."""
+        return self._quantized and target.rpartition(".")[0] in self._linears
+
+    def expect(self, targets: set[str]) -> None:
+        """A linear layer is made once all of its tensors among these are there."""
+        for target in targets:
+            name, _, leaf = target.rpartition(".")
+            self._leaves[name].add(leaf)
+
+    def misfit(self, target: str, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+        """Why such a tensor can't go there; None: it can."""
+        if self.is_free_form(target):
+            return None
+        wanted = self.wanted[target]
+        if shape != tuple(wanted.shape):
+            return f"{target} is {list(shape)}, the model wants {list(wanted.shape)}"
+        if dtype.is_floating_point != wanted.is_floating_point():
+            return f"{target} is stored as {dtype}, the model wants {wanted.dtype}"
+        return None
+
+    def fitted(self, target: str, tensor: Tensor) -> Tensor:
+        """The tensor in its final type, on the device."""
+        if reason := self.misfit(target, tuple(tensor.shape), tensor.dtype):
+            raise ModelError(f"the checkpoint does not fit the model: {reason}")
+        wanted = self.wanted.get(target)
+        dtype = self._dtype if wanted is None else wanted.dtype
+        dtype = next((kept for glob, kept in self._kept if glob.search(target)), dtype)
+        return tensor.to(self._device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def put(self, target: str, tensor: Tensor, quantizer: Quantizer) -> None:
+        name, _, leaf = target.rpartition(".")
+        if name not in self._linears:
+            module = self.net.get_submodule(name)
+            is_parameter = leaf in module._parameters
+            setattr(module, leaf, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+            return
+        parts = self._parts[name]
+        parts[leaf] = tensor
+        if parts.keys() == self._leaves[name]:
+            parent, _, child = name.rpartition(".")
+            setattr(self.net.get_submodule(parent), child, quantizer.linear(name, self._parts.pop(name)))
+
+    def finish(self) -> None:
+        """Move the buffers no checkpoint holds, and see that nothing was forgotten."""
+        for module in self.net.modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[leaf] = buffer.to(self._device)
+        empty = [name for name, tensor in self.net.state_dict().items() if getattr(tensor, "is_meta", False)]
+        if empty or self._parts:
+            raise ModelError(f"the checkpoint does not fill {some({*empty, *self._parts})}")
+
+
+@dataclass
+class _Plan:
+    """Which stored tensors make which tensors of the model."""
+
+    sources: dict[str, Any] = field(default_factory=dict)  # target -> a stored name, or transformers' converter
+    targets: set[str] = field(default_factory=set)  # all that they make
+    ties: dict[str, str] = field(default_factory=dict)  # target -> the target it shares memory with
+    reads: list[str] = field(default_factory=list)  # stored names
+
+
+def _plan(places: _Places, shards: Shards) -> _Plan:
+    """Decided on names and shapes alone, so a checkpoint that does not fit is refused before its tensors are read."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    net, wanted, plan = places.net, places.wanted, _Plan()
+    mapping = get_model_conversion_mapping(net)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    unexpected: set[str] = set()
+    clashes: list[str] = []
+    misfits: list[str] = []
+    for name in sorted(shards.tensors, key=dot_natural_key):  # the order transformers' converters rely on
+        target, pattern = rename_source_key(name, renamings, converters, net.base_model_prefix, wanted)
+        if target not in wanted and name in wanted:
+            target, pattern = name, None
+        if target not in wanted and not places.is_free_form(target):
+            unexpected.add(name)
+            continue
+        plan.reads.append(name)
+        if pattern is None:
+            if target in plan.sources:
+                clashes.append(f"{name} and {plan.sources[target]} are both {target}")
+            stored = shards.tensors[name]
+            misfits += filter(None, [places.misfit(target, stored.shape, stored.dtype)])
+            plan.sources[target] = name
+            plan.targets.add(target)
+        else:
+            converter = plan.sources.setdefault(target, deepcopy(converter_of[pattern]))
+            converter.add_tensor(target, name, pattern, name)
+            first, *others = converter.target_patterns
+            plan.targets |= {target, *(target.replace(first, other) for other in others)}
+    for target, owner in net.all_tied_weights_keys.items():
+        if owner not in plan.targets and target in plan.targets:
+            owner, target = target, owner
+        plan.ties[target] = owner
+    _refuse(net, plan, unexpected, clashes + misfits)
+    return plan
+
+
+def _refuse(net: Any, plan: _Plan, unexpected: set[str], misfits: list[str]) -> None:
+    """Raise ModelError with all that does not fit, but for what transformers itself says may be there or be absent."""
+    found = plan.targets | {target for target, owner in plan.ties.items() if owner in plan.targets}
+    keys = SimpleNamespace(missing_keys=net.state_dict().keys() - found, unexpected_keys=unexpected)
+    net._adjust_missing_and_unexpected_keys(keys)
+    reasons = []
+    if keys.missing_keys:
+        reasons.append(f"it lacks {some(keys.missing_keys)}")
+    if keys.unexpected_keys:
+        reasons.append(f"the model has no place for {some(keys.unexpected_keys)}")
+    reasons += misfits[:5]
+    if reasons:
+        untied = net.get_output_embeddings() is not None and not net.all_tied_weights_keys
+        head = any(name.startswith("lm_head") for name in keys.missing_keys) and untied
+        hint = '; its config.json says "tie_word_embeddings": false, so the head must be stored' if head else ""
+        raise ModelError(f"the checkpoint does not fit {type(net).__name__}: {'; '.join(reasons)}{hint}")
+
+
+def _made(net: Any, target: str, source: Any, read: Read) -> dict[str, Tensor]:
+    """The model's tensors that `source` makes: one as it is stored, or what transformers' converter makes of several."""
+    if isinstance(source, str):
+        return {target: read(source)}
+    for pattern, names in source.collected_tensors.items():
+        source.collected_tensors[pattern] = [partial(read, name) for name in names]
+    try:
+        made = source.convert(target, model=net, config=net.config)
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001  a converter that meets shapes it was not made for fails in any way
+        raise ModelError(f"the tensors that make up {target} can't be put together: {error}") from None
+    return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}

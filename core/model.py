@@ -1,0 +1,171 @@
+"""A transformers model, served as it is: flat tokens in, logits of the wanted rows out, attention as an argument.
+
+It knows no architecture by name. The model without weights comes from `skeleton`, what its layers need of attention
+from a trial run (`probe`), its weights through `loader`. What can't be served correctly is refused, naming the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from turnout.core import loader, probe, skeleton
+from turnout.core.checkpoint import ModelError
+from turnout.core.dtypes import pick_device, pick_dtype
+from turnout.core.interfaces import Quantizer
+from turnout.core.shards import Shards
+from turnout.core.types import LayerSpec
+
+if TYPE_CHECKING:
+    from turnout.core.runner import Attend
+
+ATTENTION = "turnout"  # the name of our attention function within transformers
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model before its weights load."""
+
+    path: str
+    architecture: str
+    model_type: str
+    layers: tuple[LayerSpec, ...]
+    max_len: int  # tokens of prompt and output together
+    vocab_size: int
+    dtype: torch.dtype
+    dtype_reason: str
+    device: torch.device
+    num_parameters: int
+    quant_method: str | None = None  # the format of a quantized checkpoint
+    passes_keywords: bool = True  # its layers hand extra arguments down to attention
+    notes: tuple[str, ...] = ()  # what the user should know
+
+
+class Model:
+    """The model with its weights."""
+
+    def __init__(self, info: ModelInfo, net: Any) -> None:
+        self.info, self._net = info, net
+        self._bound = _Bound()
+        if not info.passes_keywords:
+            for module in net.modules():
+                if hasattr(module, "layer_idx"):
+                    module.turnout_bound = self._bound
+
+    def __call__(self, tokens: Tensor, positions: Tensor | None, logit_rows: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [T]; logit_rows: int64 [S]; returns logits [S, vocab]."""
+        self._bound.attend = attend
+        out = self._net(
+            input_ids=tokens[None],
+            position_ids=None if positions is None else positions[None],
+            use_cache=False,
+            logits_to_keep=logit_rows,
+            **{probe.ATTEND: attend},
+        )
+        return out.logits[0]
+
+
+class _Bound:
+    """Carries the attention function to layers that drop extra arguments."""
+
+    attend: Attend
+
+
+def inspect(path: str, dtype: str = "auto", device: str = "auto") -> ModelInfo:
+    """Raises ModelError for a model that can't be served, naming the reason. Reads config.json and file headers."""
+    config, text = skeleton.read_config(path)
+    shards = Shards(Path(path))
+    where = pick_device(device)
+    stored = getattr(text, "dtype", None) or getattr(config, "dtype", None) or shards.dtype()
+    kind, reason = pick_dtype(dtype, stored, where)
+    max_len, notes = skeleton.max_len(text)
+    calls: list[probe.Call] = []
+    probe.register_trial(calls)
+    net = skeleton.build(config, torch.float32, probe.TRIAL, torch.device("meta"), experts="batched_mm")
+    found = probe.try_out(net, calls, max_len)
+    return ModelInfo(
+        path=path,
+        architecture=type(net).__name__,
+        model_type=config.model_type,
+        layers=found.layers,
+        max_len=max_len,
+        vocab_size=found.vocab_size,
+        dtype=kind,
+        dtype_reason=reason,
+        device=where,
+        num_parameters=sum(parameter.numel() for parameter in net.parameters()),
+        quant_method=skeleton.quant_method(config, text),
+        passes_keywords=found.passes_keywords,
+        notes=notes,
+    )
+
+
+def load(info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None] | None = None) -> Model:
+    """Raises ModelError when checkpoint, model and quantizer do not fit. `progress`: (bytes read, bytes in all)."""
+    if info.quant_method is not None and info.quant_method not in quantizer.checkpoint_formats:
+        able = ", ".join(sorted(quantizer.checkpoint_formats)) or "unquantized checkpoints only"
+        raise ModelError(
+            f"{info.path} is quantized as {info.quant_method!r}, and {type(quantizer).__name__} reads {able}; "
+            f"choose a quantizer that reads it, or an unquantized copy of the model"
+        )
+    from accelerate import init_empty_weights
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _attention)
+    config, _ = skeleton.read_config(info.path)
+    net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False))
+    shards, quantized = Shards(Path(info.path)), info.quant_method is not None
+    loader.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
+    model = Model(info, net)
+    _check_rows(model)
+    return model
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer. No mask comes with it: none is registered under our name."""
+    attend: Attend = options.get(probe.ATTEND) or module.turnout_bound.attend
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(module.layer_idx, q, k, v, options.get("s_aux"))[None], None
+
+
+class _Seen(Exception):
+    """Enough layers have run."""
+
+
+@torch.inference_mode()
+def _check_rows(model: Model) -> None:
+    """Raise ModelError unless a row depends on its own request alone, and positions count from 0.
+
+    The same three tokens run twice, once as the start of a batch at the model's own positions, once behind another
+    request at positions we give. Keys and queries of the first two layers, with attention left out, must agree.
+    """
+    num = min(3, model.info.max_len // 2)
+    ids = torch.arange(10, 10 + 2 * num, device=model.info.device) % model.info.vocab_size
+    seen: list[list[Tensor]] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        seen[-1] += [q, k]
+        if layer == 1:
+            raise _Seen
+        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+    given = torch.arange(num, device=ids.device)
+    for tokens, positions in ((ids, None), (ids.roll(num), torch.cat([given + num, given]))):
+        seen.append([])
+        with contextlib.suppress(_Seen):
+            model(tokens, positions, given[:1], attend)
+    for alone, behind in zip(seen[0], seen[1], strict=True):
+        expected, got = alone[:num].float(), behind[num:].float()
+        if (expected - got).abs().max() > 0.05 * expected.abs().max():
+            raise ModelError(
+                f"{model.info.architecture} can't be served: a request's result depends on its neighbours, "
+                f"or positions do not count from 0"
+            )

@@ -1,0 +1,123 @@
+"""The tensors of a folder of safetensors files. It knows no model: names, shapes, types and bytes only."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnout.core.checkpoint import ModelError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class Stored(NamedTuple):
+    """One tensor of a file."""
+
+    file: Path
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Shards:
+    """The tensors of a folder, by name. Headers are read and checked at once, tensors when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors: dict[str, Stored] = {}
+        if (folder / SINGLE).is_file():
+            self.tensors = _header(folder / SINGLE)
+        elif (folder / INDEX).is_file():
+            self._read_shards(folder)
+        elif any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+            raise ModelError(
+                f"{folder} holds its weights as pickles (.bin), which can run code and are not read; convert them: "
+                f"load the folder with transformers' from_pretrained and write it with save_pretrained"
+            )
+        else:
+            raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}: there are no weights to serve")
+
+    def _read_shards(self, folder: Path) -> None:
+        try:
+            index: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from None
+        for name in sorted(set(index.values())):
+            listed = [tensor for tensor, file in index.items() if file == name]
+            if not (folder / name).is_file():
+                raise ModelError(
+                    f"{folder / name} is missing; {INDEX} says it holds {len(listed)} tensors: {some(listed)}"
+                )
+            found = _header(folder / name)
+            if absent := [tensor for tensor in listed if tensor not in found]:
+                raise ModelError(f"{folder / name} lacks tensors that {INDEX} says it holds: {some(absent)}")
+            self.tensors |= {tensor: stored for tensor, stored in found.items() if index.get(tensor, name) == name}
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point type most of the bytes are in."""
+        sizes: dict[torch.dtype, int] = defaultdict(int)
+        for stored in self.tensors.values():
+            if stored.dtype.is_floating_point:
+                sizes[stored.dtype] += stored.num_bytes
+        return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+    def read(self, name: str) -> Tensor:
+        """A copy on the CPU in memory of its own: no mapping, so the file may change or vanish afterwards."""
+        stored = self.tensors[name]
+        raw = np.fromfile(stored.file, np.uint8, count=stored.num_bytes, offset=stored.offset)
+        if len(raw) != stored.num_bytes:
+            raise ModelError(f"{stored.file} was cut short while {name} was read")
+        return torch.from_numpy(raw).view(stored.dtype).reshape(stored.shape)
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    """What a safetensors file holds. The file is 8 bytes of header length, a JSON header, then the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = int.from_bytes(start, "little")
+        if start == b"version ":
+            raise ModelError(f"{file} is a git-lfs pointer, not the weights: fetch them with git lfs pull")
+        if len(start) < 8 or 8 + length > size:
+            raise ModelError(f"{file} has {size} bytes, too few for its header: it was cut short, or is no safetensors")
+        try:
+            entries = json.loads(stream.read(length))
+            entries.pop("__metadata__", None)
+            found = {
+                name: Stored(file, 8 + length + first, last - first, TYPES[entry["dtype"]], tuple(entry["shape"]))
+                for name, entry in entries.items()
+                for first, last in [entry["data_offsets"]]
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{file} has a header that can't be read: {error!r}") from None
+    end = max((stored.offset + stored.num_bytes for stored in found.values()), default=8 + length)
+    if end != size:
+        raise ModelError(f"{file} has {size} bytes, its header says {end}: it was cut short or is being written")
+    return found
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few names, and how many more."""
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
