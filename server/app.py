@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from turnout.core.config import ServerConfig
-from turnout.server.text import Text
 from turnout.server import errors
 from turnout.server.bridge import EngineClient
 from turnout.server.chat import chat_routes
@@ -19,6 +18,7 @@ from turnout.server.completions import completion_routes
 from turnout.server.errors import unavailable
 from turnout.server.front import Front
 from turnout.server.service import Service
+from turnout.server.text import Text
 from turnout.server.tokens import token_routes
 
 

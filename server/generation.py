@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple, cast
 
-from turnout.server.text import Detokenizer, Text
 from turnout.core.types import Finish, Logprobs, Output, Request, Sampling
 from turnout.server.bridge import EngineError
 from turnout.server.errors import ApiError, bad_request, unavailable
@@ -24,6 +23,7 @@ from turnout.server.metrics import Flight
 from turnout.server.sampling import child, end_ids
 from turnout.server.schema import Generation
 from turnout.server.service import Service
+from turnout.server.text import Detokenizer, Text
 
 TAIL = 16  # last tokens of a prompt, enough to tell how the text goes on
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from turnout.server.text import Text
 from turnout.core.types import Logprobs
+from turnout.server.text import Text
 
 LOWEST = -9999.0
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from turnout.server.text import Text
 from turnout.core.types import EngineInfo, Sampling
 from turnout.server.errors import ApiError, bad_request, show
 from turnout.server.schema import Generation
+from turnout.server.text import Text
 
 DEFAULTED = (
     "temperature",

@@ -14,12 +14,12 @@ from functools import cached_property
 from typing import TypeVar
 
 from turnout.core.config import ServerConfig
-from turnout.server.text import Text
 from turnout.server.bridge import EngineClient
 from turnout.server.errors import ApiError, bad_request, show, unavailable
 from turnout.server.marks import Names
 from turnout.server.metrics import Metrics
 from turnout.server.sampling import defaults_of
+from turnout.server.text import Text
 
 SHORT = 4096  # characters that are tokenized at once; about a millisecond
 SURELY_LONG = 65536  # characters from which it pays to ask whether a text can fit at all
@@ -66,11 +66,14 @@ class Service:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, those included that the engine has not counted yet and has no seat for."""
-        stats = self.client.stats
-        unseen = max(0, self.metrics.in_flight - stats.num_running - stats.num_waiting)
+        """Requests that wait, those included that the engine has not counted yet and has no seat for.
+
+        What the engine says is a step old, so it may count some that have left since: there are never more than are open.
+        """
+        stats, num_open = self.client.stats, self.metrics.in_flight
+        unseen = max(0, num_open - stats.num_running - stats.num_waiting)
         seats = 0 if stats.num_waiting else max(0, self.client.info.max_num_seqs - stats.num_running)
-        return stats.num_waiting + max(0, unseen - seats)
+        return min(num_open, stats.num_waiting + max(0, unseen - seats))
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """The ids of each text. Raises ApiError for one that could never fit into the context."""

@@ -17,8 +17,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from turnout.server.text import Text
 from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
+from turnout.server.text import Text
 
 STORY = (
     " blue and wide, and the harbour town lies between two hills where the river meets it. Every morning the fishermen"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from scripted import Api, ScriptedEngine
 
-from turnout.server.text import Text
 from turnout.core.types import Request
+from turnout.server.text import Text
 
 SEA = "The sea is"
 

@@ -217,14 +217,14 @@ def test_a_step_is_observed_once(api: Api, engine: ScriptedEngine) -> None:
     assert page.value("turnout:step_seconds_sum") == pytest.approx(0.02)
 
 
-def test_refusals_are_counted_by_reason(api: Api, api_with: Callable[..., Api], engine: ScriptedEngine) -> None:
-    api = api_with(max_queue=1)
-    engine.stats.num_waiting = 1
-    api.complete()
+def test_refusals_are_counted_by_reason(api_with: Callable[..., Api], engine: ScriptedEngine) -> None:
+    engine.pace = 0.01
+    api = api_with(max_queue=1)  # and 4 seats in the scripted engine
+    api.together([("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5}})] * 7)
     engine.broken = "draining"
     api.complete()
     page = Page(api)
-    assert page.value("vllm:admission_rejections_total", reason="queue_full") == 1
+    assert page.value("vllm:admission_rejections_total", reason="queue_full") == 2
     assert page.value("vllm:admission_rejections_total", reason="unavailable") == 1
 
 

@@ -8,8 +8,8 @@ import openai
 import pytest
 from scripted import ScriptedEngine, until
 
-from turnout.server.text import Text
 from turnout.server.bridge import EngineError
+from turnout.server.text import Text
 
 ASK = [{"role": "user", "content": "Tell me about the sea."}]
 MODEL = "models/smol"

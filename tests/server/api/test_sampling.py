@@ -9,10 +9,10 @@ import pytest
 from scripted import BOTH, Api, ScriptedEngine
 
 from turnout.core.config import ServerConfig
-from turnout.server.text import Text
 from turnout.core.types import Sampling
 from turnout.server.app import create_app
 from turnout.server.sampling import DEFAULTED
+from turnout.server.text import Text
 
 BARE = {"temperature": None}  # the helper sends temperature 0 otherwise
 

@@ -14,11 +14,11 @@ import pytest
 from scripted import BOTH, Api, ScriptedEngine, live, until
 
 from turnout.core.config import ServerConfig
-from turnout.server.text import Text
 from turnout.core.types import Request
 from turnout.server import streams
 from turnout.server.app import create_app
 from turnout.server.bridge import EngineError
+from turnout.server.text import Text
 
 
 @pytest.mark.parametrize("path", BOTH)
@@ -258,13 +258,29 @@ def test_a_full_queue_refuses_what_it_cannot_hold_and_serves_the_rest(
     assert api.complete().status == 200
 
 
-def test_the_queue_counts_what_the_engine_says_waits(engine: ScriptedEngine, api_with: Callable[..., Api]) -> None:
+def test_requests_that_left_since_the_engines_last_word_do_not_fill_the_queue(
+    engine: ScriptedEngine, api_with: Callable[..., Api]
+) -> None:
     api = api_with(max_queue=3)
-    engine.stats.num_waiting = 2
+    engine.stats.num_waiting = 9  # of a long step ago; no request is open
     assert api.complete().status == 200
-    engine.stats.num_waiting = 3
-    assert api.complete().status == 429
-    assert api_with().complete().status == 200  # no bound was set
+
+
+def test_requests_that_wait_for_blocks_fill_the_queue_though_seats_are_free(
+    engine: ScriptedEngine, api_with: Callable[..., Api]
+) -> None:
+    engine.pace = 0.01
+    api = api_with(max_queue=3)
+    engine.stats.num_waiting = 2  # what the scripted engine holds itself comes on top
+    replies = api.together([("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5}}) for _ in range(6)])
+    engine.stats.num_waiting = 0
+    assert 429 in {reply.status for reply in replies}
+    assert api.complete().status == 200
+
+
+def test_without_a_bound_the_queue_is_never_full(engine: ScriptedEngine, api: Api) -> None:
+    calls = [("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 2}}) for _ in range(40)]
+    assert {reply.status for reply in api.together(calls)} == {200}
 
 
 def test_a_stream_over_a_real_connection_comes_token_by_token(engine: ScriptedEngine, text: Text) -> None:
