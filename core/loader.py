@@ -87,6 +87,11 @@ class _Places:
         """A tensor only the quantizer understands."""
         return self._quantized and target.rpartition(".")[0] in self._linears
 
+    def missing(self, found: set[str]) -> set[str]:
+        """What the model wants and `found` lacks. A free-form layer wants anything at all."""
+        begun = {target.rpartition(".")[0] for target in found if self.is_free_form(target)}
+        return {target for target in self.wanted if target not in found and target.rpartition(".")[0] not in begun}
+
     def expect(self, targets: set[str]) -> None:
         """A linear layer is made once all of its tensors among these are there."""
         for target in targets:
@@ -184,26 +189,25 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
         if owner not in plan.targets and target in plan.targets:
             owner, target = target, owner
         plan.ties[target] = owner
-    _refuse(net, plan, unexpected, clashes + misfits)
+    _refuse(places, plan, unexpected, clashes + misfits)
     return plan
 
 
-def _refuse(net: Any, plan: _Plan, unexpected: set[str], misfits: list[str]) -> None:
+def _refuse(places: _Places, plan: _Plan, unexpected: set[str], misfits: list[str]) -> None:
     """Raise ModelError with all that does not fit, but for what transformers itself says may be there or be absent."""
     found = plan.targets | {target for target, owner in plan.ties.items() if owner in plan.targets}
-    keys = SimpleNamespace(missing_keys=net.state_dict().keys() - found, unexpected_keys=unexpected)
-    net._adjust_missing_and_unexpected_keys(keys)
+    keys = SimpleNamespace(missing_keys=places.missing(found), unexpected_keys=unexpected)
+    places.net._adjust_missing_and_unexpected_keys(keys)
     reasons = []
     if keys.missing_keys:
-        reasons.append(f"it lacks {some(keys.missing_keys)}")
+        untied = keys.missing_keys == {"lm_head.weight"} and not plan.ties
+        hint = ' (config.json says "tie_word_embeddings": false, so the head must be stored)' if untied else ""
+        reasons.append(f"it lacks {some(keys.missing_keys)}{hint}")
     if keys.unexpected_keys:
         reasons.append(f"the model has no place for {some(keys.unexpected_keys)}")
     reasons += misfits[:5]
     if reasons:
-        untied = net.get_output_embeddings() is not None and not net.all_tied_weights_keys
-        head = any(name.startswith("lm_head") for name in keys.missing_keys) and untied
-        hint = '; its config.json says "tie_word_embeddings": false, so the head must be stored' if head else ""
-        raise ModelError(f"the checkpoint does not fit {type(net).__name__}: {'; '.join(reasons)}{hint}")
+        raise ModelError(f"the checkpoint does not fit {type(places.net).__name__}: {'; '.join(reasons)}")
 
 
 def _made(net: Any, target: str, source: Any, read: Read) -> dict[str, Tensor]:

@@ -148,7 +148,7 @@ def _check_rows(model: Model) -> None:
     request at positions we give. Keys and queries of the first two layers, with attention left out, must agree.
     """
     num = min(3, model.info.max_len // 2)
-    ids = torch.arange(10, 10 + 2 * num, device=model.info.device) % model.info.vocab_size
+    ids = torch.arange(10, 10 + 3 * num, device=model.info.device) % model.info.vocab_size
     seen: list[list[Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
@@ -158,7 +158,8 @@ def _check_rows(model: Model) -> None:
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
     given = torch.arange(num, device=ids.device)
-    for tokens, positions in ((ids, None), (ids.roll(num), torch.cat([given + num, given]))):
+    start, other = ids[: 2 * num], torch.cat([ids[2 * num :], ids[:num]])
+    for tokens, positions in ((start, None), (other, torch.cat([given + num, given]))):
         seen.append([])
         with contextlib.suppress(_Seen):
             model(tokens, positions, given[:1], attend)
