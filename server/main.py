@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.overrides import MANY, Usage, checked, is_override, try_composing
+from turnout.server.overrides import MANY, Usage, checked, in_order, is_override, try_composing
 
 USAGE = """\
 turnout: serve large language models, composed from plugins
@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
 def _compose(command: str, args: list[str]) -> None:
     """Run `command` on the configuration that Hydra composes from the overrides."""
     found = plugins.load()
+    args = in_order(args)
     free = [arg for arg in args if not is_override(arg)] if command == "generate" else []
     if len(free) > 1:
         raise Usage(f"there is one prompt, in one pair of quotes; {len(free)} arguments are no overrides: {free}")
@@ -71,15 +72,15 @@ def _compose(command: str, args: list[str]) -> None:
         raise Usage(f"turnout {command} does one thing at a time; --multirun is for generate and benchmarks")
     overrides = checked(args, found)
     if found.presets:
-        overrides.append(f"hydra.searchpath=[{','.join(f'pkg://{package}' for package in found.presets)}]")
+        overrides.insert(0, f"hydra.searchpath=[{','.join(f'pkg://{package}' for package in found.presets)}]")
     for name, why in found.faults.items():
         logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
     import hydra
     from omegaconf import DictConfig
 
-    import turnout.core.config  # noqa: F401  stores the schemas
-
-    if not any(arg.startswith("-") for arg in args):
+    if any(arg.startswith("-") for arg in args):
+        import turnout.core.config  # noqa: F401  stores the schemas
+    else:
         try_composing(command, overrides, found)
 
     def task(composed: DictConfig) -> None:

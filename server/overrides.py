@@ -10,10 +10,21 @@ from turnout.core.plugins import SLOTS, Plugins
 
 FREE_TEXT = ("model", "prompt", "system", "server.served_model_name", "server.api_key")  # quoted for Hydra where needed
 MANY = ("-m", "--multirun")
+WITH_VALUE = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
 
 
 class Usage(Exception):
     """The command line is wrong; the message says how to right it."""
+
+
+def in_order(args: list[str]) -> list[str]:
+    """Overrides first, then Hydra's flags with their values: its parser takes them in no other order."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    for arg in args:
+        value = bool(flags) and flags[-1] in WITH_VALUE
+        (flags if arg.startswith("-") or value else overrides).append(arg)
+    return overrides + flags
 
 
 def is_override(arg: str) -> bool:
@@ -56,11 +67,11 @@ def _checked(arg: str, found: Plugins, many: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    if slot in FREE_TEXT and not many and not re.fullmatch(r"[\w./:+-]+|'.*'|\".*\"", value):
+        return f"{key}={quoted(value)}"
     with contextlib.suppress(HydraException):
         OverridesParser.create().parse_override(arg)
         return arg
-    if slot in FREE_TEXT:
-        return f"{key}={quoted(value)}"
     raise Usage(
         f"{arg!r} cannot be read as KEY=VALUE. A value with spaces or one of = , # @ {{ }} [ ] must be quoted for Hydra inside "
         f"the shell's own quotes: {_shell(f'{key}={quoted(value)}')}"
@@ -83,6 +94,8 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    import turnout.core.config  # noqa: F401  stores the schemas
 
     GlobalHydra.instance().clear()
     with initialize_config_module("turnout.conf", version_base=None):
