@@ -150,6 +150,22 @@ class _Plan:
     targets: set[str] = field(default_factory=set)  # all that they make
     ties: dict[str, str] = field(default_factory=dict)  # target -> the target it shares memory with
     reads: list[str] = field(default_factory=list)  # stored names
+    clashes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, target: str, pattern: str | None, converter: Any) -> None:
+        """`name` is `target`, or one of the tensors that `converter` makes it of, by the pattern that matched."""
+        self.reads.append(name)
+        known = self.sources.get(target)
+        if known is not None and (pattern is None or isinstance(known, str)):
+            self.clashes.append(f"{name} and {known if isinstance(known, str) else 'others'} both are {target}")
+        elif pattern is None:
+            self.sources[target] = name
+            self.targets.add(target)
+        else:
+            mine = self.sources.setdefault(target, deepcopy(converter))
+            mine.add_tensor(target, name, pattern, name)
+            first, *others = mine.target_patterns
+            self.targets |= {target, *(target.replace(first, other) for other in others)}
 
 
 def _plan(places: _Places, shards: Shards) -> _Plan:
@@ -163,7 +179,6 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     unexpected: set[str] = set()
-    clashes: list[str] = []
     misfits: list[str] = []
     for name in sorted(shards.tensors, key=dot_natural_key):  # the order transformers' converters rely on
         target, pattern = rename_source_key(name, renamings, converters, net.base_model_prefix, wanted)
@@ -172,24 +187,15 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
         if target not in wanted and not places.is_free_form(target):
             unexpected.add(name)
             continue
-        plan.reads.append(name)
+        plan.add(name, target, pattern, converter_of.get(pattern))
         if pattern is None:
-            if target in plan.sources:
-                clashes.append(f"{name} and {plan.sources[target]} are both {target}")
             stored = shards.tensors[name]
             misfits += filter(None, [places.misfit(target, stored.shape, stored.dtype)])
-            plan.sources[target] = name
-            plan.targets.add(target)
-        else:
-            converter = plan.sources.setdefault(target, deepcopy(converter_of[pattern]))
-            converter.add_tensor(target, name, pattern, name)
-            first, *others = converter.target_patterns
-            plan.targets |= {target, *(target.replace(first, other) for other in others)}
     for target, owner in net.all_tied_weights_keys.items():
         if owner not in plan.targets and target in plan.targets:
             owner, target = target, owner
         plan.ties[target] = owner
-    _refuse(places, plan, unexpected, clashes + misfits)
+    _refuse(places, plan, unexpected, plan.clashes + misfits)
     return plan
 
 

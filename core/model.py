@@ -119,7 +119,8 @@ def load(info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], N
 
     AttentionInterface.register(ATTENTION, _attention)
     config, _ = skeleton.read_config(info.path)
-    net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False))
+    experts = "eager" if info.dtype == torch.float64 else None  # the grouped products know no float64
+    net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
     shards, quantized = Shards(Path(info.path)), info.quant_method is not None
     loader.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     model = Model(info, net)

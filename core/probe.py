@@ -89,7 +89,9 @@ def try_out(net: Any, calls: list[Call], max_len: int) -> Found:
     except Exception as error:  # noqa: BLE001  foreign code may fail in any way; it is not served then
         known = isinstance(error, ModelError)
         raise ModelError(f"{name} can't be served: {'' if known else 'a trial run failed: '}{error}") from None
-    return Found(layers, vocab_size, all(call.options.get(ATTEND) is len for call in calls))
+    found = Found(layers, vocab_size, all(call.options.get(ATTEND) is len for call in calls))
+    calls.clear()  # transformers keeps the function that writes there
+    return found
 
 
 def _disqualified(net: Any, config: Any) -> str | None:

@@ -112,7 +112,7 @@ def test_progress_counts_the_bytes_up_to_all_of_them(llama: Path) -> None:
             lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}),
             "model.norm.weight is stored as torch.int8, the model wants torch.float32",
         ),
-        (lambda t: t.update({"layers.0.input_layernorm.weight": torch.ones(32)}), "are both model.layers.0.input_lay"),
+        (lambda t: t.update({"layers.0.input_layernorm.weight": torch.ones(32)}), "both are model.layers.0.input_lay"),
         (lambda t: t.clear(), "it lacks lm_head.weight, .* and 25 more"),
     ],
 )
@@ -283,6 +283,13 @@ def test_a_missing_expert_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"model.layers.1.mlp.experts.down_proj is \[3, 32, 64\], .* wants \[4, 32, 64\]"
     ):
+        served(folder)
+
+
+def test_experts_stored_in_both_layouts_are_an_error(tmp_path: Path) -> None:
+    folder = models.save("mixtral", tmp_path)
+    edit(folder, lambda t: t.update({"model.layers.1.mlp.experts.down_proj": torch.zeros(4, 32, 64)}))
+    with pytest.raises(ModelError, match="both are model.layers.1.mlp.experts.down_proj"):
         served(folder)
 
 

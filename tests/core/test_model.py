@@ -120,6 +120,15 @@ def test_bfloat16_stays_as_close_to_float32_as_transformers_in_bfloat16(architec
     assert (ours.float() - exact).abs().max() <= 2 * (theirs - exact).abs().max()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_oss"])
+def test_float64_agrees_with_transformers_in_float32(architecture: str, tmp_path: Path) -> None:
+    folder = models.save(architecture, tmp_path)
+    expected = torch.cat([models.reference(folder, prompt) for prompt in PROMPTS])
+    logits = flat_logits(served(folder, "float64"), PROMPTS)
+    assert logits.dtype == torch.float64
+    torch.testing.assert_close(logits.float(), expected, atol=2e-5, rtol=1e-5)
+
+
 def test_biases_named_in_the_configuration_are_used(tmp_path: Path) -> None:
     folder = models.save("llama", tmp_path, attention_bias=True, mlp_bias=True)
     assert_equal_to_transformers(folder)
