@@ -25,7 +25,7 @@ from turnout.server.tokens import token_routes
 def create_app(client: EngineClient, text: Text, config: ServerConfig) -> FastAPI:
     """Raises ValueError when the model's generation_config.json holds a value out of range."""
     service = Service(client, text, config)
-    app = FastAPI(title="Turnout", version=client.info.versions.get("turnout", "unknown"))
+    app = FastAPI(title="Turnout", openapi_url=None)  # bodies are read by `schema`, so a generated page would be empty
     errors.install(app)
     for router in (completion_routes(service), chat_routes(service), token_routes(service), operation_routes(service)):
         app.include_router(router)

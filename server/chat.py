@@ -28,10 +28,11 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         since = time.monotonic()
-        body = parse(ChatRequest, await read_body(request))
+        raw = await read_body(request)
+        body = parse(ChatRequest, raw)
         service.check_model(body.model)
         service.check_able()
-        job = await _job(service, body, since)
+        job = await _job(service, body, len(raw), since)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         answer = Answer(service, body, job, head_of(service, request, body, "chatcmpl", kind))
         if body.stream:
@@ -41,8 +42,8 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
-async def chat_ids(service: Service, body: Templated, **options: object) -> list[int]:
-    """The prompt a conversation makes. Raises ApiError for what the template refuses.
+async def chat_ids(service: Service, body: Templated, size: int, **options: object) -> list[int]:
+    """The prompt a conversation makes; `size` is the request's, in bytes. Raises ApiError for what the template refuses.
 
     A prompt for the answer is added unless the last message is to be continued.
     """
@@ -65,16 +66,16 @@ async def chat_ids(service: Service, body: Templated, **options: object) -> list
             template_kwargs=options | body.chat_template_kwargs,
         )
 
-    size = sum(len(str(message["content"])) for message in messages) + 100 * len(messages)
+    await service.check_length(sum(len(str(message["content"])) for message in messages), "messages")
     try:
         return await service.compute(size, template)
     except ValueError as error:
         raise bad_request(f"the model's chat template refused the messages: {error}", "messages") from None
 
 
-async def _job(service: Service, body: ChatRequest, since: float) -> Job:
+async def _job(service: Service, body: ChatRequest, size: int, since: float) -> Job:
     options = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    ids, info = await chat_ids(service, body, **options), service.client.info
+    ids, info = await chat_ids(service, body, size, **options), service.client.info
     sampling = sampling_of(
         body,
         service.defaults,

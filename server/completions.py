@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from turnout.core.types import Logprobs
+from turnout.core.types import EngineInfo, Logprobs
 from turnout.server.errors import bad_request
 from turnout.server.generation import Choice, Delta, Job, Prompt
 from turnout.server.marks import Pieces, TextMarks, prompt_logprobs
@@ -49,7 +49,7 @@ async def _job(service: Service, body: CompletionRequest, since: float) -> Job:
             "n",
         )
     info = service.client.info
-    prompts = await _prompts(service, body)
+    prompts = await _prompts(service, body, info)
     wanted = [k for k in (body.logprobs if body.echo else None, body.prompt_logprobs) if k is not None]
     samplings = [
         sampling_of(
@@ -66,7 +66,7 @@ async def _job(service: Service, body: CompletionRequest, since: float) -> Job:
     return Job(service, body, prompts, samplings, since)
 
 
-async def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
+async def _prompts(service: Service, body: CompletionRequest, info: EngineInfo) -> list[Prompt]:
     texts = [given for given in body.prompt if isinstance(given, str)]
     if texts:
         encoded = await service.encode(texts, add_special_tokens=body.add_special_tokens)
@@ -75,7 +75,8 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
         prompts = []
         for ids in body.prompt:
             assert isinstance(ids, list)
-            check_ids(ids, service.client.info.vocab_size, "prompt")
+            max_tokens_of(body.limit, COMPLETION_TOKENS, len(ids), info)  # one that is too long is not even looked at
+            check_ids(ids, info.vocab_size, "prompt")
             prompts.append(Prompt(ids, service.text.decode(ids, skip_special_tokens=False) if body.echo else ""))
     if not all(prompt.ids for prompt in prompts):
         raise bad_request("the prompt is empty: it needs at least one token", "prompt")

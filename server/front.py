@@ -10,7 +10,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnout.server.errors import ApiError, reply
+from turnout.server.errors import GONE, ApiError, reply
 from turnout.server.metrics import Metrics
 
 OPEN = {"/health", "/ping", "/metrics"}  # routes that need no key: probes and scrapers have none
@@ -58,7 +58,7 @@ class Front:
             await reply(error)(scope, receive, tagged)
         finally:
             handler = getattr(scope.get("route"), "path", "none")  # one series for all unknown paths
-            self._metrics.http(handler, scope["method"], status, time.perf_counter() - began)
+            self._metrics.http(handler, scope["method"], status or GONE, time.perf_counter() - began)
 
     def _allows(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         if self._expected is None or scope["path"] in OPEN:

@@ -11,9 +11,10 @@ Each engine request (one choice) is counted once when it begins and once when it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 from turnout.core.types import Request, Stats, Timing
 from turnout.server.bridge import EngineClient
@@ -89,12 +90,21 @@ class Series:
         def histogram(name: str, about: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(name, about, LABELS, buckets=buckets, registry=registry).labels(*labels)
 
-        def compatible(name: str, about: str, buckets: Sequence[float], wanted: bool = v1) -> list[Histogram]:
-            return [histogram(f"vllm:{name}", about, buckets)] if wanted else []
+        def compatible(name: str, about: str, buckets: Sequence[float]) -> list[Histogram]:
+            return [histogram(f"vllm:{name}", about, buckets)] if v1 else []
 
         self.ttft = compatible("time_to_first_token_seconds", "From the request to its first token.", SECONDS)
-        self.itl = compatible("inter_token_latency_seconds", "Between two tokens of a request.", SECONDS)
-        self.itl += compatible("time_per_output_token_seconds", "The old name of the time between tokens.", SECONDS, v0)
+        gaps = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two tokens of a request.",
+            LABELS,
+            buckets=SECONDS,
+            registry=None,
+        )
+        self.itl = gaps.labels(*labels)  # one observation for both of its names, since there is one for every token
+        for name, wanted in (("inter_token_latency", v1), ("time_per_output_token", v0)):
+            if wanted:
+                registry.register(Renamed(gaps, f"vllm:{name}_seconds"))
         self.mean_itl = compatible(
             "request_time_per_output_token_seconds", "Mean time between a request's tokens.", SECONDS
         )
@@ -132,6 +142,21 @@ class Series:
         self.success = {reason: success.labels(*labels, reason) for reason in (*FINISHED, "abort", "error")}
 
 
+class Renamed:
+    """A histogram under another name."""
+
+    def __init__(self, histogram: Histogram, name: str) -> None:
+        self._histogram, self._name = histogram, name
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's Collector."""
+        for family in self._histogram.collect():
+            renamed = Metric(self._name, family.documentation, family.type)
+            for sample in family.samples:
+                renamed.samples.append(sample._replace(name=sample.name.replace(family.name, self._name, 1)))
+            yield renamed
+
+
 class Flight:
     """One engine request on its way."""
 
@@ -146,8 +171,7 @@ class Flight:
         now = time.monotonic()
         self._metrics.step()
         if self._first:
-            for histogram in self._series.itl:
-                histogram.observe(now - self._last)
+            self._series.itl.observe(now - self._last)
         else:
             self._first = now
             for histogram in self._series.ttft:

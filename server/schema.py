@@ -17,8 +17,10 @@ from turnout.server import errors
 from turnout.server.errors import ApiError, bad_request
 from turnout.server.refusals import refuse_chat, refuse_common, refuse_completion
 
-MAX_BODY = 64 << 20  # bytes
+MAX_BODY = 16 << 20  # bytes; a million tokens of text are about five million
 MAX_STOPS = 64  # stop strings; the OpenAI API says 4, but tools send more
+MAX_STOP_LENGTH = 2048  # characters of all of them: what watches for them is built anew for each answer
+MAX_MESSAGES = 10_000  # in one chat
 MAX_PROMPTS = 2048  # in one request
 MAX_LOGPROBS = 20
 
@@ -49,6 +51,8 @@ def _stops(value: object) -> object:
         raise ValueError(f"must be a text or a list of texts, got {errors.show(value)}")
     if len(stops) > MAX_STOPS:
         raise ValueError(f"may hold {MAX_STOPS} texts, got {len(stops)}")
+    if sum(map(len, stops)) > MAX_STOP_LENGTH:
+        raise ValueError(f"may hold {MAX_STOP_LENGTH} characters in all, got {sum(map(len, stops))}")
     if "" in stops:
         raise ValueError("must not hold an empty text: every answer would end at once")
     return stops
@@ -124,10 +128,10 @@ class Generation(Wire):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     priority: int = Field(0, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(None, max_length=1024)
     request_id: str | None = Field(None, min_length=1, max_length=256)
-    user: str | None = None
-    service_tier: str | None = None
+    user: str | None = Field(None, max_length=1024)
+    service_tier: str | None = Field(None, max_length=64)
 
     @classmethod
     def refuse(cls, given: dict[str, object]) -> None:
@@ -162,7 +166,7 @@ class Templated(Wire):
     """Messages, and how the chat template turns them into a prompt. `conversation.py` checks what a message may be."""
 
     kept_empty = frozenset({"messages"})
-    messages: list[dict[str, object]]
+    messages: list[dict[str, object]] = Field(max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] = {}
@@ -190,7 +194,7 @@ class Tokenize(Templated):
     kept_empty = frozenset()
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, object]] = []
+    messages: list[dict[str, object]] = Field([], max_length=MAX_MESSAGES)
     add_special_tokens: bool = True  # of a prompt; the chat template writes them itself
     return_token_strs: bool = False
 

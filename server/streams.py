@@ -39,7 +39,8 @@ class EventStream(Response):
     ) -> None:
         self._admission, self._events, self._opening = admission, events, opening
         self._turn = asyncio.Lock()
-        self._begun, self._last = False, 0.0
+        self._begun = self._open = False  # the head is on its way; the head and the opening have gone
+        self._last = 0.0
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,14 +77,18 @@ class EventStream(Response):
                 await asyncio.sleep(KEEP_ALIVE - silence)
 
     async def _write(self, event: bytes) -> None:
-        async with self._turn:
-            if not self._begun:
-                self._begun = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-                event = self._opening + event
-            self._last = asyncio.get_running_loop().time()
-            if event:
-                await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        if not self._open:
+            async with self._turn:
+                if not self._open:
+                    return await self._begin(event)
+        self._last = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _begin(self, event: bytes) -> None:
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._send({"type": "http.response.body", "body": self._opening + event, "more_body": True})
+        self._open, self._last = True, asyncio.get_running_loop().time()
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -18,10 +18,11 @@ def token_routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = parse(Tokenize, await read_body(request))
+        raw = await read_body(request)
+        body = parse(Tokenize, raw)
         service.check_model(body.model)
         if body.prompt is None:
-            ids = await chat_ids(service, body)
+            ids = await chat_ids(service, body, len(raw))
         else:
             (ids,) = await service.encode([body.prompt], add_special_tokens=body.add_special_tokens)
         strings = [service.names.of(token)[0] for token in ids] if body.return_token_strs else None
@@ -33,10 +34,12 @@ def token_routes(service: Service) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         body = parse(Detokenize, await read_body(request))
         service.check_model(body.model)
-        check_ids(body.tokens, service.client.info.vocab_size, "tokens")
-        text = await service.compute(
-            len(body.tokens), lambda: service.text.decode(body.tokens, skip_special_tokens=False)
-        )
+
+        def decode() -> str:
+            check_ids(body.tokens, service.client.info.vocab_size, "tokens")
+            return service.text.decode(body.tokens, skip_special_tokens=False)
+
+        text = await service.compute(len(body.tokens), decode)
         return JSONResponse({"prompt": text})
 
     return router

@@ -205,6 +205,14 @@ def test_a_long_conversation_does_not_keep_others_waiting(
     assert threads[0] == "MainThread" and threads[1].startswith("tokenize")
 
 
+def test_a_conversation_that_can_never_fit_is_refused_before_it_is_templated(
+    api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "chat", lambda messages, **options: pytest.fail("it was templated"))
+    reply = api.chat("sea " * 2_000_000)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", "messages")
+
+
 def test_prompts_tokenized_at_once_on_threads_come_out_as_alone(api: Api, engine: ScriptedEngine, text: Text) -> None:
     prompts = [f"number {i} " + "the sea and the sky " * 300 for i in range(12)]
     calls = [("POST", "/v1/completions", {"json": {"prompt": prompt, "max_tokens": 1}}) for prompt in prompts]

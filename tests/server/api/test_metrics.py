@@ -187,6 +187,14 @@ def test_a_client_that_leaves_is_one_abort(api: Api, engine: ScriptedEngine, url
     until(aborted)
 
 
+def test_a_whole_answer_nobody_waited_for_is_counted_as_499(engine: ScriptedEngine, url: str) -> None:
+    engine.pace = 0.01
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}{BOTH[0]}", json={"prompt": "a", "max_tokens": 1000}, timeout=0.2)
+    line = f'http_requests_total{{handler="{BOTH[0]}",method="POST",status="499"}} 1.0'
+    until(lambda: line in httpx.get(f"{url}/metrics").text)
+
+
 def test_times_add_up(api: Api, engine: ScriptedEngine) -> None:
     engine.before_first, engine.pace = 0.05, 0.01
     api.complete(max_tokens=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,12 @@ def test_the_models_defaults_can_be_switched_off(
     }
 
 
-def test_the_effective_defaults_are_shown(api_with: Callable[..., Api], model_defaults: dict[str, float]) -> None:
-    shown = api_with().get("/server_info").good["sampling_defaults"]
+def test_the_effective_defaults_are_shown_and_logged(
+    api_with: Callable[..., Api], model_defaults: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "turnout.server"):
+        shown = api_with().get("/server_info").good["sampling_defaults"]
+    assert "temperature 0.7, top_p 0.9, top_k 40" in caplog.text
     assert shown == model_defaults | {"presence_penalty": 0, "frequency_penalty": 0}
 
 
