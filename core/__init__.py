@@ -2,7 +2,18 @@
 
 from turnout.core.draft import Draft
 from turnout.core.hooks import Register, RegisterPresets, hookimpl
-from turnout.core.interfaces import AttentionBackend, BlockManager, Capabilities, Preemption, Quantizer, Scheduler
+from turnout.core.interfaces import (
+    Attend,
+    AttentionBackend,
+    BlockManager,
+    Capabilities,
+    Model,
+    ModelInfo,
+    ModelLoader,
+    Preemption,
+    Quantizer,
+    Scheduler,
+)
 from turnout.core.types import (
     Batch,
     Chunk,
@@ -11,6 +22,7 @@ from turnout.core.types import (
     KVSpec,
     LayerSpec,
     Logprobs,
+    ModelError,
     Output,
     PreemptMode,
     Request,
@@ -19,6 +31,7 @@ from turnout.core.types import (
 )
 
 __all__ = [
+    "Attend",
     "AttentionBackend",
     "Batch",
     "BlockManager",
@@ -30,6 +43,10 @@ __all__ = [
     "KVSpec",
     "LayerSpec",
     "Logprobs",
+    "Model",
+    "ModelError",
+    "ModelInfo",
+    "ModelLoader",
     "Output",
     "PreemptMode",
     "Preemption",

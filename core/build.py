@@ -11,29 +11,37 @@ from typing import Any
 import psutil
 import torch
 
-from turnout.core import checkpoint, model, plugins
-from turnout.core.checkpoint import ModelError
+from turnout.core import plugins
 from turnout.core.config import Config, Limits, chosen, to_container
 from turnout.core.engine import Engine
-from turnout.core.interfaces import BlockManager
+from turnout.core.interfaces import BlockManager, Model, ModelInfo, ModelLoader
 from turnout.core.plugins import Plugins
 from turnout.core.runner import ModelRunner
-from turnout.core.types import EngineInfo, KVSpec, LayerSpec
+from turnout.core.types import EngineInfo, KVSpec, LayerSpec, ModelError
 
 Progress = Callable[[str, float], None]  # (what is being done, share done)
 
 
-def build_engine(config: Config, progress: Progress = lambda stage, share: None) -> Engine:
-    """Raises ModelError, PluginError or ValueError with a message for the user."""
+def build_engine(
+    config: Config,
+    progress: Progress = lambda stage, share: None,
+    located: Callable[[str], None] = lambda path: None,
+) -> Engine:
+    """Raises ModelError, PluginError or ValueError with a message for the user.
+
+    `located` hears the model's folder as soon as it is there, so that its tokenizer can be loaded meanwhile.
+    """
     found = plugins.load()
     names = chosen(config, found)
     found.describe(names)  # a chosen plugin that is broken or claimed twice ends here
     progress("reading the model's configuration", 0.0)
-    path = checkpoint.resolve(config.model, lambda stage: progress(stage, 0.0))
-    info = model.inspect(path, config.dtype, config.device)
+    loader: ModelLoader = config.loader
+    path = loader.find(config.model, lambda stage: progress(stage, 0.0))
+    located(path)
+    info = loader.inspect(path, config.dtype, config.device)
     _negotiate(config, names["attention"], info, found)
     max_model_len = _context(config.limits, info)
-    served = model.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
+    served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
     num_blocks, note = _cache_size(config, info, max_model_len, served)
@@ -57,7 +65,7 @@ def build_engine(config: Config, progress: Progress = lambda stage, share: None)
         composition=_public(to_container(config, found)),
         plugins=found.describe(names),
         versions=plugins.versions(),
-        notes=tuple(n for n in (info.dtype_reason, note) if n),
+        notes=tuple(n for n in (*info.notes, note) if n),
     )
     return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
 
@@ -80,7 +88,7 @@ def fingerprint(config: Config, path: str, found: Plugins) -> str:
     return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _negotiate(config: Config, name: str, info: model.ModelInfo, found: Plugins) -> None:
+def _negotiate(config: Config, name: str, info: ModelInfo, found: Plugins) -> None:
     """Raise ModelError with every reason why the attention backend cannot serve this model, and what would."""
     size = config.blocks.block_size
 
@@ -96,7 +104,7 @@ def _negotiate(config: Config, name: str, info: model.ModelInfo, found: Plugins)
         raise ModelError(f"attention={name} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
 
 
-def _context(limits: Limits, info: model.ModelInfo) -> int:
+def _context(limits: Limits, info: ModelInfo) -> int:
     if limits.max_model_len is not None and limits.max_model_len > info.max_len:
         raise ModelError(
             f"limits.max_model_len is {limits.max_model_len}, but the model was made for {info.max_len} tokens; "
@@ -105,7 +113,7 @@ def _context(limits: Limits, info: model.ModelInfo) -> int:
     return limits.max_model_len or info.max_len
 
 
-def _cache_size(config: Config, info: model.ModelInfo, max_model_len: int, served: model.Model) -> tuple[int, str]:
+def _cache_size(config: Config, info: ModelInfo, max_model_len: int, served: Model) -> tuple[int, str]:
     """How many blocks, and the note that says why."""
     blocks: BlockManager = config.blocks
     if blocks.num_blocks is not None:
@@ -137,7 +145,7 @@ def _bytes_per_token(layer: LayerSpec) -> int:
 
 
 @torch.inference_mode()
-def _profile(limits: Limits, info: model.ModelInfo, served: model.Model) -> int:
+def _profile(limits: Limits, info: ModelInfo, served: Model) -> int:
     """Bytes of GPU memory the largest step takes beside weights and cache: one is run, attention left out."""
     num = limits.max_num_batched_tokens
     tokens = torch.zeros(num, dtype=torch.int64, device=info.device)

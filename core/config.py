@@ -90,6 +90,7 @@ class Config:
     model: str = "smollm2"  # the demo model, a Hugging Face folder, a .gguf file, or a name on the hub
     dtype: str = "auto"
     device: str = "auto"
+    loader: Any = MISSING
     attention: Any = MISSING
     scheduler: Any = MISSING
     preemption: Any = MISSING

@@ -7,7 +7,15 @@ from typing import Any, Protocol, TypeVar
 
 import pluggy
 
-from turnout.core.interfaces import ENTRY_POINTS, AttentionBackend, BlockManager, Preemption, Quantizer, Scheduler
+from turnout.core.interfaces import (
+    ENTRY_POINTS,
+    AttentionBackend,
+    BlockManager,
+    ModelLoader,
+    Preemption,
+    Quantizer,
+    Scheduler,
+)
 from turnout.core.types import Request, Step
 
 Hooks = pluggy.PluginManager
@@ -59,6 +67,11 @@ def register_block_managers(register: Register[BlockManager]) -> None:
 @hookspec
 def register_preemptions(register: Register[Preemption]) -> None:
     """Offer preemption policies."""
+
+
+@hookspec
+def register_loaders(register: Register[ModelLoader]) -> None:
+    """Offer model loaders."""
 
 
 @hookspec

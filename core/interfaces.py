@@ -6,7 +6,7 @@ Each is a dataclass whose fields are its options and whose methods satisfy one o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -19,7 +19,14 @@ from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request, R
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
 
-CONTRACTS = {"attention": 1, "scheduler": 1, "blocks": 1, "preemption": 1, "quant": 1}  # current version of each slot
+CONTRACTS = {  # current version of each slot
+    "loader": 1,
+    "attention": 1,
+    "scheduler": 1,
+    "preemption": 1,
+    "blocks": 1,
+    "quant": 1,
+}
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
 
 
@@ -166,6 +173,53 @@ class Quantizer(Protocol):
     def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         """`name` is the layer's path in the model; `tensors` what the checkpoint holds under it, in the served dtype
         for floats: "weight" [out, in], perhaps "bias" [out]. The module maps [..., in] to [..., out]."""
+        ...
+
+
+class Attend(Protocol):
+    """Attention as a model sees it: an argument."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        """q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; returns [T, heads, v_head_dim]."""
+        ...
+
+
+class Model(Protocol):
+    """A model with its weights."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, logit_rows: Tensor, attend: Attend) -> Tensor:
+        """tokens, positions: int64 [T]; logit_rows: int64 [S]; returns logits [S, vocab]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model before its weights load."""
+
+    path: str  # the folder with config and tokenizer
+    architecture: str
+    layers: tuple[LayerSpec, ...]
+    max_len: int  # tokens of prompt and output together
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+    notes: tuple[str, ...] = ()  # what was chosen for the user, and why
+
+
+class ModelLoader(Protocol):
+    """Makes a model of what the user named. Each method raises ModelError with the reason and the remedy."""
+
+    def find(self, model: str, report: Callable[[str], None]) -> str:
+        """The local folder of `model`, downloaded or converted if need be; `report` hears what is being done."""
+        ...
+
+    def inspect(self, path: str, dtype: str, device: str) -> ModelInfo:
+        """Everything a composition can be checked against, without reading a weight. "auto" picks by stated rules."""
+        ...
+
+    def load(self, info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None]) -> Model:
+        """The model, each linear layer made by `quantizer`; `progress`: (bytes read, bytes in all)."""
         ...
 
 

@@ -22,6 +22,7 @@ from hydra.core.config_store import ConfigStore
 from turnout.core import blocks, hooks, interfaces
 
 SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, protocol)
+    "loader": ("register_loaders", interfaces.ModelLoader),
     "attention": ("register_attention", interfaces.AttentionBackend),
     "scheduler": ("register_schedulers", interfaces.Scheduler),
     "preemption": ("register_preemptions", interfaces.Preemption),

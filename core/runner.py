@@ -11,31 +11,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.interfaces import AttentionBackend
+from turnout.core.interfaces import AttentionBackend, Model
 from turnout.core.sampler import sample, score
 from turnout.core.types import Batch, Chunk, KVSpec, Logprobs, Move, Result, Step
-
-
-class Attend(Protocol):
-    """Attention as the model sees it: an argument."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; returns [T, heads, v_head_dim]."""
-        ...
-
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def __call__(self, tokens: Tensor, positions: Tensor, logit_rows: Tensor, attend: Attend) -> Tensor:
-        """tokens, positions: int64 [T]; logit_rows: int64 [S]; returns logits [S, vocab]."""
-        ...
 
 
 class ModelRunner:

@@ -17,6 +17,10 @@ class ContractError(Exception):
     """A plugin broke a rule of its contract. The message names the rule and what was done."""
 
 
+class ModelError(ValueError):
+    """The model can't be served; the message says why and what to do."""
+
+
 class Finish(Enum):
     """Why a request ended."""
 

@@ -95,7 +95,7 @@ def _compose(command: str, args: list[str]) -> None:
 def _run(command: str, composed: object, prompt: str | None) -> int:
     from omegaconf import DictConfig
 
-    from turnout.core.checkpoint import ModelError
+    from turnout.core import ModelError
     from turnout.core.config import GenerateConfig, resolve
 
     assert isinstance(composed, DictConfig)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 from turnout.server.detokenizer import Detokenizer
 
 __all__ = ["Detokenizer", "Text"]

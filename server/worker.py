@@ -71,13 +71,11 @@ class Tell:
 
 def build(plain: Mapping[str, Any], tell: Tell) -> SteppedEngine:
     """The real engine. Raises ValueError or PluginError for what the user can mend."""
-    from turnout.core import checkpoint, plugins
+    from turnout.core import plugins
     from turnout.core.build import build_engine
     from turnout.core.config import from_container
 
-    config = from_container(plain, plugins.load())
-    tell.found(checkpoint.resolve(config.model, lambda stage: tell(stage, 0.0)))
-    return build_engine(config, tell)
+    return build_engine(from_container(plain, plugins.load()), tell, tell.found)
 
 
 class Loop:

@@ -12,11 +12,11 @@ import torch
 from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, Sampling, Scheduler
 from turnout.core.blocks import PagedBlocks
 from turnout.core.engine import Engine
-from turnout.core.model import Model, inspect, load
 from turnout.core.runner import ModelRunner
 from turnout.core.testing import check_balance, make_engine, serve_all
 from turnout.core.types import KVSpec
 from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill

@@ -105,5 +105,6 @@ def test_importing_the_core_brings_no_model_library_no_server_and_no_configurati
 
 
 def test_a_newcomer_reads_the_core_in_an_hour() -> None:
-    lines = {name(file): len(file.read_text().splitlines()) for file in CORE}
+    """Without core/testing, which is for authors of plugins and grows with every contract's rules."""
+    lines = {name(file): len(file.read_text().splitlines()) for file in CORE if "testing" not in file.parts}
     assert sum(lines.values()) < 2500, f"core/ has {sum(lines.values())} lines: {lines}"

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 from turnout.server.text import Detokenizer, Text
 
 SAMPLES = (

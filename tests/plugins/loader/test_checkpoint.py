@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from turnout.core import checkpoint
-from turnout.core.checkpoint import ModelError, resolve
+from turnout.core import ModelError
+from turnout.plugins.loader import checkpoint
+from turnout.plugins.loader.checkpoint import resolve
 
 
 class Copying:

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 from turnout.core.interfaces import Quantizer
-from turnout.core.model import Model, inspect, load
+from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 
 PROMPT = [5, 17, 99, 3, 42, 61, 8]
@@ -120,7 +120,7 @@ def test_a_tensor_missing_unexpected_or_of_another_shape_fails_before_any_is_rea
     change: Callable[[Tensors], object], reason: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(llama, change)
-    monkeypatch.setattr("turnout.core.shards.Shards.read", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr("turnout.plugins.loader.shards.Shards.read", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(ModelError, match=f"does not fit LlamaForCausalLM: .*{reason}"):
         served(llama)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 

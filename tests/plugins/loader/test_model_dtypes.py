@@ -8,9 +8,9 @@ import models
 import pytest
 import torch
 
-from turnout.core.checkpoint import ModelError
-from turnout.core.dtypes import has_bf16_units, pick_device, pick_dtype
-from turnout.core.model import inspect, load
+from turnout.core import ModelError
+from turnout.plugins.loader.dtypes import has_bf16_units, pick_device, pick_dtype
+from turnout.plugins.loader.model import inspect, load
 from turnout.plugins.quant.none import Unquantized
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnout.core.model import Model, ModelInfo, inspect, load
 from turnout.core.types import LayerSpec
+from turnout.plugins.loader.model import Info, Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 
 PROMPTS = [[5, 17, 99, 3, 42], [61, 8, 8, 23, 77, 104, 12, 90, 31, 6, 55, 120, 2], [9, 44, 71, 13, 28, 66, 100, 35]]
@@ -39,7 +39,7 @@ def flat_logits(model: Model, prompts: Sequence[Sequence[int]], rows: Sequence[i
     return model(tokens, positions, wanted, models.dense(model.info.layers, lengths))
 
 
-def assert_equal_to_transformers(folder: Path, prompts: Sequence[Sequence[int]] = PROMPTS) -> ModelInfo:
+def assert_equal_to_transformers(folder: Path, prompts: Sequence[Sequence[int]] = PROMPTS) -> Info:
     model = served(folder)
     expected = torch.cat([models.reference(folder, prompt) for prompt in prompts])
     logits = flat_logits(model, prompts)
@@ -191,4 +191,5 @@ def test_rope_that_depends_on_the_length_is_served_up_to_where_it_starts_to(
     folder = models.save("llama", tmp_path, rope_parameters=rope, original_max_position_embeddings=64)
     info = assert_equal_to_transformers(folder, [*PROMPTS, [7, 11] * (max_len // 2)])
     assert info.max_len == max_len
-    assert bool(info.notes) == (max_len < 256) and all("64 of 256" in note for note in info.notes)
+    assert info.notes[0] == info.dtype_reason
+    assert bool(info.notes[1:]) == (max_len < 256) and all("64 of 256" in note for note in info.notes[1:])

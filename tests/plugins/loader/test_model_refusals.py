@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from turnout.core.checkpoint import ModelError
-from turnout.core.model import inspect, load
+from turnout.core import ModelError
+from turnout.plugins.loader.model import inspect, load
 from turnout.plugins.quant.none import Unquantized
 
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from turnout.core.checkpoint import ModelError
-from turnout.core.skeleton import NO_INTERFACE
-from turnout.core.types import LayerSpec
+from turnout.core import LayerSpec, ModelError
+from turnout.plugins.loader.skeleton import NO_INTERFACE
 
 TRIAL = "turnout_trial"  # the name of the recording attention function within transformers
 ATTEND = "turnout_attend"  # the keyword that carries the attention function to the layers

@@ -10,47 +10,33 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from turnout.core import loader, probe, skeleton
-from turnout.core.checkpoint import ModelError
-from turnout.core.dtypes import pick_device, pick_dtype
-from turnout.core.interfaces import Quantizer
-from turnout.core.shards import Shards
-from turnout.core.types import LayerSpec
-
-if TYPE_CHECKING:
-    from turnout.core.runner import Attend
+from turnout.core import Attend, ModelError, ModelInfo, Quantizer
+from turnout.plugins.loader import probe, skeleton, weights
+from turnout.plugins.loader.dtypes import pick_device, pick_dtype
+from turnout.plugins.loader.shards import Shards
 
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """What is known of a model before its weights load."""
+class Info(ModelInfo):
+    """What is known of a transformers model before its weights load."""
 
-    path: str
-    architecture: str
-    model_type: str
-    layers: tuple[LayerSpec, ...]
-    max_len: int  # tokens of prompt and output together
-    vocab_size: int
-    dtype: torch.dtype
-    dtype_reason: str
-    device: torch.device
-    num_parameters: int
+    model_type: str = ""
+    dtype_reason: str = ""
     quant_method: str | None = None  # the format of a quantized checkpoint
     passes_keywords: bool = True  # its layers hand extra arguments down to attention
-    notes: tuple[str, ...] = ()  # what the user should know
 
 
 class Model:
     """The model with its weights."""
 
-    def __init__(self, info: ModelInfo, net: Any) -> None:
+    def __init__(self, info: Info, net: Any) -> None:
         self.info, self._net = info, net
         self._bound = _Bound()
         if not info.passes_keywords:
@@ -77,7 +63,7 @@ class _Bound:
     attend: Attend
 
 
-def inspect(path: str, dtype: str = "auto", device: str = "auto") -> ModelInfo:
+def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
     """Raises ModelError for a model that can't be served, naming the reason. Reads config.json and file headers."""
     config, text = skeleton.read_config(path)
     shards = Shards(Path(path))
@@ -89,7 +75,7 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> ModelInfo:
     probe.register_trial(calls)
     net = skeleton.build(config, torch.float32, probe.TRIAL, torch.device("meta"), experts="batched_mm")
     found = probe.try_out(net, calls, max_len)
-    return ModelInfo(
+    return Info(
         path=path,
         architecture=type(net).__name__,
         model_type=config.model_type,
@@ -102,11 +88,11 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> ModelInfo:
         num_parameters=sum(parameter.numel() for parameter in net.parameters()),
         quant_method=skeleton.quant_method(config, text),
         passes_keywords=found.passes_keywords,
-        notes=notes,
+        notes=(reason, *notes),
     )
 
 
-def load(info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None] | None = None) -> Model:
+def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] | None = None) -> Model:
     """Raises ModelError when checkpoint, model and quantizer do not fit. `progress`: (bytes read, bytes in all)."""
     if info.quant_method is not None and info.quant_method not in quantizer.checkpoint_formats:
         able = ", ".join(sorted(quantizer.checkpoint_formats)) or "unquantized checkpoints only"
@@ -122,7 +108,7 @@ def load(info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], N
     experts = "eager" if info.dtype == torch.float64 else None  # the grouped products know no float64
     net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
     shards, quantized = Shards(Path(info.path)), info.quant_method is not None
-    loader.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
+    weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     model = Model(info, net)
     _check_rows(model)
     return model

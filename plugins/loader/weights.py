@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnout.core.checkpoint import ModelError
-from turnout.core.interfaces import Quantizer
-from turnout.core.shards import Shards, some
+from turnout.core import ModelError, Quantizer
+from turnout.plugins.loader.shards import Shards, some
 
 Read = Callable[[str], Tensor]
 

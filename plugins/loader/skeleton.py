@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 
 NO_INTERFACE = "its attention does not go through transformers' AttentionInterface"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.checkpoint import ModelError
+from turnout.core import ModelError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES = {

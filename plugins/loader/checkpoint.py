@@ -17,16 +17,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
+from turnout.core import ModelError
+
 DEMO = "smollm2"
 FORMATS = "turnout.formats"  # the entry-point group; an entry's name is the suffix it reads
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 LEFTOVER_SECONDS = 86_400  # an unfinished conversion this old belongs to a process that was killed
 
 Report = Callable[[str], None]
-
-
-class ModelError(ValueError):
-    """The model can't be served; the message says why and what to do."""
 
 
 class Format(Protocol):

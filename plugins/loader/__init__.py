@@ -1,0 +1,30 @@
+"""Model loaders: from what the user named to a model with its weights. Listing them imports no model library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnout.core import Model, ModelInfo, ModelLoader, Quantizer, Register, hookimpl
+from turnout.plugins.loader import checkpoint, model
+
+
+@dataclass
+class Transformers:
+    """Any causal language model that transformers' own code runs, from a Hugging Face folder, a file of a known
+    format, or the hub."""
+
+    def find(self, model: str, report: Callable[[str], None]) -> str:
+        return checkpoint.resolve(model, report)
+
+    def inspect(self, path: str, dtype: str, device: str) -> ModelInfo:
+        return model.inspect(path, dtype, device)
+
+    def load(self, info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None]) -> Model:
+        assert isinstance(info, model.Info), "the engine gives back what `inspect` returned"
+        return model.load(info, quantizer, progress)
+
+
+@hookimpl
+def register_loaders(register: Register[ModelLoader]) -> None:
+    register("transformers", Transformers)
