@@ -207,7 +207,7 @@ def test_times_add_up(api: Api, engine: ScriptedEngine) -> None:
     )
     first, gaps = page.value("vllm:time_to_first_token_seconds_sum"), page.value("vllm:inter_token_latency_seconds_sum")
     whole = page.value("vllm:e2e_request_latency_seconds_sum")
-    assert 0.05 < first < whole and gaps >= 0.04 and first + gaps == pytest.approx(whole, abs=0.02)
+    assert 0.05 < first < whole and gaps >= 0.04 and first + gaps == pytest.approx(whole, abs=0.1)
     assert page.value("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(gaps / 4)
     parts = [
         page.value(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode", "inference")
@@ -226,7 +226,7 @@ def test_a_step_is_observed_once(api: Api, engine: ScriptedEngine) -> None:
 
 
 def test_refusals_are_counted_by_reason(api_with: Callable[..., Api], engine: ScriptedEngine) -> None:
-    engine.pace = 0.01
+    engine.pace = 0.05
     api = api_with(max_queue=1)  # and 4 seats in the scripted engine
     api.together([("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5}})] * 7)
     engine.broken = "draining"

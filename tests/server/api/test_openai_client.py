@@ -84,7 +84,7 @@ def test_closing_a_stream_ends_the_request(client: openai.OpenAI, engine: Script
     engine.pace = 0.005
     with client.chat.completions.create(model=MODEL, messages=ASK, stream=True, max_tokens=1500) as stream:
         next(iter(stream))
-    until(lambda: bool(engine.left), 1)
+    until(lambda: bool(engine.left), 2)
 
 
 def test_the_model_list(client: openai.OpenAI) -> None:

@@ -165,8 +165,11 @@ class TestSilence:
         *_, last = api.chat(stream=True).events
         assert json.loads(last)["error"]["message"] == "it does not fit"
 
-    def test_nothing_is_sent_between_tokens_that_come_in_time(self, api: Api, engine: ScriptedEngine) -> None:
-        engine.pace = 0.02
+    def test_nothing_is_sent_between_tokens_that_come_in_time(
+        self, api: Api, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "KEEP_ALIVE", 0.4)
+        engine.pace = 0.05
         assert b": keep-alive" not in api.chat(stream=True, max_tokens=12).raw
 
 
@@ -192,7 +195,7 @@ def test_a_client_that_leaves_ends_its_requests_at_once(
             await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(ask_and_leave())
-    until(lambda: len(engine.left) == n, 1)
+    until(lambda: len(engine.left) == n, 2)
     assert engine.stats.num_running == 0
     assert httpx.get(f"{url}/load").json() == {"server_load": 0}
 
@@ -219,7 +222,7 @@ def test_one_client_that_leaves_does_not_touch_the_others(engine: ScriptedEngine
         thread.join(20)
     story = engine.story * 2
     assert answers == [text.decode(story[:60])] * 3
-    until(lambda: len(engine.left) == 3, 1)
+    until(lambda: len(engine.left) == 3, 2)
 
 
 def test_a_slow_reader_gets_everything(engine: ScriptedEngine, text: Text, url: str) -> None:
@@ -246,7 +249,7 @@ def test_an_engine_that_ends_a_request_without_a_word_is_an_error(
 def test_a_full_queue_refuses_what_it_cannot_hold_and_serves_the_rest(
     engine: ScriptedEngine, api_with: Callable[..., Api]
 ) -> None:
-    engine.pace = 0.01
+    engine.pace = 0.05
     api = api_with(max_queue=3)  # and 4 seats in the scripted engine
     calls = [("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5, "stream": i % 2 == 0}}) for i in range(20)]
     replies = api.together(calls)
