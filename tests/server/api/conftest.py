@@ -14,7 +14,8 @@ from turnout.server.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name
 
-from scripted import Api, ScriptedEngine, live
+from callers import Api, live
+from scripted import ScriptedEngine
 
 
 @pytest.fixture(scope="session")

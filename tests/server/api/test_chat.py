@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted import Api, ScriptedEngine
+from callers import Api
+from scripted import ScriptedEngine
 
 from turnout.server.text import Text
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from callers import BOTH, Api, until
 from prometheus_client.parser import text_string_to_metric_families
-from scripted import BOTH, Api, ScriptedEngine, until
+from scripted import ScriptedEngine
 
 from turnout.core.types import Stats
 from turnout.server.bridge import EngineError

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from scripted import ScriptedEngine, until
+from callers import until
+from scripted import ScriptedEngine
 
 from turnout.server.bridge import EngineError
 from turnout.server.text import Text

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from scripted import BOTH, Api, ScriptedEngine
+from callers import BOTH, Api
+from scripted import ScriptedEngine
 
 from turnout.server.text import Text
 

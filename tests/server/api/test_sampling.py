@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted import BOTH, Api, ScriptedEngine
+from callers import BOTH, Api
+from scripted import ScriptedEngine
 
 from turnout.core.config import ServerConfig
 from turnout.core.types import Sampling

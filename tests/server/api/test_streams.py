@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from scripted import BOTH, Api, ScriptedEngine, live, until
+from callers import BOTH, Api, live, until
+from scripted import ScriptedEngine
 
 from turnout.core.config import ServerConfig
 from turnout.core.types import Request
@@ -173,58 +171,6 @@ class TestSilence:
         assert b": keep-alive" not in api.chat(stream=True, max_tokens=12).raw
 
 
-@pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("waiting", [False, True], ids=["running", "queued"])
-def test_a_client_that_leaves_ends_its_requests_at_once(
-    engine: ScriptedEngine, url: str, path: str, n: int, stream: bool, waiting: bool
-) -> None:
-    engine.pace, engine.before_first = 0.005, 30 if waiting else 0
-    body = {"prompt": "a"} if path == BOTH[0] else {"messages": [{"role": "user", "content": "a"}]}
-    body |= {"max_tokens": 1500, "n": n, "stream": stream}
-
-    async def ask_and_leave() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-            asking = asyncio.create_task(client.post(path, json=body))
-            while len(engine.requests) < n:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)
-            assert not engine.left
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
-    asyncio.run(ask_and_leave())
-    until(lambda: len(engine.left) == n, 2)
-    assert engine.stats.num_running == 0
-    assert httpx.get(f"{url}/load").json() == {"server_load": 0}
-
-
-def test_one_client_that_leaves_does_not_touch_the_others(engine: ScriptedEngine, text: Text, url: str) -> None:
-    engine.pace = 0.005
-    body = {"prompt": "a", "max_tokens": 60, "stream": True, "temperature": 0}
-    answers: list[str] = []
-
-    def read(leave: bool) -> None:
-        with httpx.stream("POST", f"{url}{BOTH[0]}", json=body, timeout=20) as reply:
-            said = ""
-            for line in reply.iter_lines():
-                if line.startswith("data: {"):
-                    said += json.loads(line[6:])["choices"][0]["text"]
-                if leave and len(said) > 20:
-                    return
-        answers.append(said)
-
-    threads = [threading.Thread(target=read, args=(i % 2 == 0,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    story = engine.story * 2
-    assert answers == [text.decode(story[:60])] * 3
-    until(lambda: len(engine.left) == 3, 2)
-
-
 def test_a_slow_reader_gets_everything(engine: ScriptedEngine, text: Text, url: str) -> None:
     body = {"prompt": "a", "max_tokens": 500, "stream": True, "temperature": 0}
     with httpx.stream("POST", f"{url}{BOTH[0]}", json=body, timeout=20) as reply:
@@ -244,46 +190,6 @@ def test_an_engine_that_ends_a_request_without_a_word_is_an_error(
     for path in BOTH:
         assert api.ask(path).status == 500
         assert "without saying why" in api.ask(path, stream=True).error["message"]
-
-
-def test_a_full_queue_refuses_what_it_cannot_hold_and_serves_the_rest(
-    engine: ScriptedEngine, api_with: Callable[..., Api]
-) -> None:
-    engine.pace = 0.05
-    api = api_with(max_queue=3)  # and 4 seats in the scripted engine
-    calls = [("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5, "stream": i % 2 == 0}}) for i in range(20)]
-    replies = api.together(calls)
-    full = [reply for reply in replies if reply.status == 429]
-    assert sorted({reply.status for reply in replies}) == [200, 429] and len(full) == 13
-    for reply in full:
-        assert 0 < int(reply.headers["retry-after"]) <= 120
-        assert (reply.error["code"], reply.error["type"]) == ("queue_full", "rate_limit_error")
-    assert api.complete().status == 200
-
-
-def test_requests_that_left_since_the_engines_last_word_do_not_fill_the_queue(
-    engine: ScriptedEngine, api_with: Callable[..., Api]
-) -> None:
-    api = api_with(max_queue=3)
-    engine.stats.num_waiting = 9  # of a long step ago; no request is open
-    assert api.complete().status == 200
-
-
-def test_requests_that_wait_for_blocks_fill_the_queue_though_seats_are_free(
-    engine: ScriptedEngine, api_with: Callable[..., Api]
-) -> None:
-    engine.pace = 0.01
-    api = api_with(max_queue=3)
-    engine.stats.num_waiting = 2  # what the scripted engine holds itself comes on top
-    replies = api.together([("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 5}}) for _ in range(6)])
-    engine.stats.num_waiting = 0
-    assert 429 in {reply.status for reply in replies}
-    assert api.complete().status == 200
-
-
-def test_without_a_bound_the_queue_is_never_full(engine: ScriptedEngine, api: Api) -> None:
-    calls = [("POST", BOTH[0], {"json": {"prompt": "a", "max_tokens": 2}}) for _ in range(40)]
-    assert {reply.status for reply in api.together(calls)} == {200}
 
 
 def test_a_stream_over_a_real_connection_comes_token_by_token(engine: ScriptedEngine, text: Text) -> None:
