@@ -59,8 +59,13 @@ def expected(smollm2: str, prompts: list[list[int]]) -> list[list[int]]:
 
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     settings = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False, "pad_token_id": 2}
-    answers = [model.generate(torch.tensor([prompt]), eos_token_id=None, **settings)[0] for prompt in prompts]
-    return [answer[len(prompt) :].tolist() for answer, prompt in zip(answers, prompts, strict=True)]
+
+    def answer(prompt: list[int]) -> list[int]:
+        ids = torch.tensor([prompt])  # the mask is given: else every <|im_end|> of a prompt counts as padding
+        said = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **settings)
+        return list(said[0, len(prompt) :].tolist())
+
+    return [answer(prompt) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
