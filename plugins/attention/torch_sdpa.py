@@ -6,9 +6,11 @@ neighbours of similar length; each prefill chunk by itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +24,9 @@ WASTE = 1.25  # decodes padded together read at most so many times the keys they
 class Decodes(NamedTuple):
     """Requests with one query each, of similar length."""
 
-    rows: Tensor  # int64 [B]
-    table: Tensor  # int64 [B, W]
-    mask: Tensor | None  # bool [B, 1, 1, W * block_size]; None: every key counts
+    rows: Tensor | None  # int64 [B]; None: the batch holds nothing else
+    table: Tensor  # int64 [B * W]
+    mask: Tensor | None  # [B, 1, 1, W * block_size], added to the logits: 0 or -inf; None: every key counts
 
 
 class Prefill(NamedTuple):
@@ -51,13 +53,12 @@ class TorchAttention:
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
         def one(layer: LayerSpec, size: int) -> Tensor:
-            return torch.zeros(spec.num_blocks, spec.block_size, layer.num_kv_heads, size, dtype=dtype, device=device)
+            return _zeros((spec.num_blocks, spec.block_size, layer.num_kv_heads, size), dtype, device)
 
         return [(one(layer, layer.head_dim), one(layer, layer.v_head_dim or layer.head_dim)) for layer in spec.layers]
 
     def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
-        queries, keys = batch.query_lens_host, batch.kv_lens_host
-        table = batch.block_table.long()
+        queries, keys, table = batch.query_lens_host, batch.kv_lens_host, batch.block_table.long()
         starts = batch.query_start.tolist()
         decodes = sorted((b for b, n in enumerate(queries) if n == 1), key=lambda b: keys[b])
         groups: list[list[int]] = []
@@ -69,10 +70,11 @@ class TorchAttention:
             else:
                 groups.append([b])
                 total = keys[b]
+        alone = len(groups) == 1 and len(decodes) == len(queries)
         return Plan(
             layer,
             batch.slots,
-            [_decodes(group, keys, starts, table, layer, block_size) for group in groups],
+            [_decodes(sorted(group), keys, None if alone else starts, table, layer, block_size) for group in groups],
             [
                 _prefill(slice(starts[b], starts[b + 1]), n, keys[b], table[b], layer, block_size)
                 for b, n in enumerate(queries)
@@ -82,8 +84,10 @@ class TorchAttention:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, plan: Plan, sinks: Tensor | None) -> Tensor:
         keys, values = cache
-        keys.flatten(0, 1)[plan.slots] = k.to(keys.dtype)
-        values.flatten(0, 1)[plan.slots] = v.to(values.dtype)
+        keys.flatten(0, 1).index_copy_(0, plan.slots, k.to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, plan.slots, v.to(values.dtype))
+        if len(plan.decodes) == 1 and plan.decodes[0].rows is None:
+            return _attend_decodes(q, keys, values, plan.decodes[0], plan.layer, sinks)
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
         for group in plan.decodes:
             out[group.rows] = _attend_decodes(q[group.rows], keys, values, group, plan.layer, sinks)
@@ -92,19 +96,27 @@ class TorchAttention:
         return out
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU NumPy's, whose pages take memory only when they are written: torch writes them at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
 def _decodes(
-    group: list[int], keys: tuple[int, ...], starts: list[int], table: Tensor, layer: LayerSpec, block_size: int
+    group: list[int], keys: tuple[int, ...], starts: list[int] | None, table: Tensor, layer: LayerSpec, block_size: int
 ) -> Decodes:
     device = table.device
     lens = torch.tensor([keys[b] for b in group], device=device)
-    longest = keys[group[-1]]
+    longest = max(keys[b] for b in group)
     seen = table[torch.tensor(group, device=device), : -(-longest // block_size)]
     at = torch.arange(seen.shape[1] * block_size, device=device)
     mask = at < lens[:, None]
     if layer.window is not None:
         mask &= at >= (lens - layer.window)[:, None]
-    rows = torch.tensor([starts[b] for b in group], device=device)
-    return Decodes(rows, seen, None if bool(mask.all()) else mask[:, None, None])
+    rows = None if starts is None else torch.tensor([starts[b] for b in group], device=device)
+    added = torch.zeros(mask.shape, device=device).masked_fill_(~mask, float("-inf"))
+    return Decodes(rows, seen.flatten(), None if bool(mask.all()) else added[:, None, None])
 
 
 def _prefill(rows: slice, num_q: int, num_k: int, table: Tensor, layer: LayerSpec, block_size: int) -> Prefill:
@@ -126,12 +138,16 @@ def _attend_decodes(
 ) -> Tensor:
     """q: [B, heads, head_dim]. Heads that share keys become the query dimension, so no key is repeated."""
     q = q.reshape(q.shape[0], layer.num_kv_heads, -1, q.shape[-1])  # [B, kv_heads, group, head_dim]
-    k, v = (side[group.table].flatten(1, 2).transpose(1, 2).to(q.dtype) for side in (keys, values))
+    k, v = (
+        side.index_select(0, group.table).view(len(q), -1, *side.shape[2:]).transpose(1, 2).to(q.dtype)
+        for side in (keys, values)
+    )
+    mask = None if group.mask is None else group.mask.to(q.dtype)
     if layer.softcap is None and sinks is None:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=layer.scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)
     else:
         sinks = None if sinks is None else sinks.view(1, layer.num_kv_heads, -1, 1)
-        out = _open_attention(q, k, v, group.mask, layer, sinks)
+        out = _open_attention(q, k, v, None if mask is None else mask == 0, layer, sinks)
     return out.flatten(1, 2)
 
 
@@ -140,7 +156,10 @@ def _attend_prefill(
 ) -> Tensor:
     """q: [queries, heads, head_dim]."""
     q = q.transpose(0, 1)  # [heads, queries, head_dim]
-    k, v = (side[chunk.table].flatten(0, 1)[: chunk.num_keys].transpose(0, 1).to(q.dtype) for side in (keys, values))
+    k, v = (
+        side.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_keys].transpose(0, 1).to(q.dtype)
+        for side in (keys, values)
+    )
     if layer.softcap is None and sinks is None and chunk.num_keys >= q.shape[1]:
         out = F.scaled_dot_product_attention(
             q[None], k[None], v[None], chunk.mask, is_causal=chunk.mask is None, scale=layer.scale, enable_gqa=True

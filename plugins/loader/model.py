@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turnout.core import Attend, ModelError, ModelInfo, Quantizer
-from turnout.plugins.loader import probe, skeleton, weights
+from turnout.plugins.loader import fuse, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
 from turnout.plugins.loader.shards import Shards
 
@@ -109,6 +109,7 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
     shards, quantized = Shards(Path(info.path)), info.quant_method is not None
     weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
+    fuse.fuse(net)
     model = Model(info, net)
     _check_rows(model)
     return model
