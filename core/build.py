@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from turnout.core import plugins
 from turnout.core.config import Config, Limits, chosen, to_container
 from turnout.core.engine import Engine
-from turnout.core.interfaces import BlockManager, Model, ModelInfo, ModelLoader
+from turnout.core.interfaces import AUTO_ORDER, BlockManager, Capabilities, Model, ModelInfo, ModelLoader
 from turnout.core.plugins import Plugins
 from turnout.core.runner import ModelRunner
 from turnout.core.types import EngineInfo, KVSpec, LayerSpec, ModelError
@@ -32,14 +33,13 @@ def build_engine(
     `located` hears the model's folder as soon as it is there, so that its tokenizer can be loaded meanwhile.
     """
     found = plugins.load()
-    names = chosen(config, found)
-    found.describe(names)  # a chosen plugin that is broken or claimed twice ends here
+    found.describe(chosen(config, found))  # a chosen plugin that is broken or claimed twice ends here
     progress("reading the model's configuration", 0.0)
     loader: ModelLoader = config.loader
     path = loader.find(config.model, lambda stage: progress(stage, 0.0))
     located(path)
     info = loader.inspect(path, config.dtype, config.device)
-    _negotiate(config, names["attention"], info, found)
+    chose = _negotiate(config, info, found)
     max_model_len = _context(config.limits, info)
     served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
     progress("reserving the key/value cache", 1.0)
@@ -63,10 +63,12 @@ def build_engine(
         max_num_batched_tokens=config.limits.max_num_batched_tokens,
         fingerprint=fingerprint(config, path, found),
         composition=_public(to_container(config, found)),
-        plugins=found.describe(names),
+        plugins=found.describe(chosen(config, found)),
         versions=plugins.versions(),
-        notes=tuple(n for n in (*info.notes, note) if n),
+        notes=tuple(n for n in (*info.notes, chose, note) if n),
     )
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not walk the model's objects in the middle of a step
     return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
 
 
@@ -88,20 +90,35 @@ def fingerprint(config: Config, path: str, found: Plugins) -> str:
     return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _negotiate(config: Config, name: str, info: ModelInfo, found: Plugins) -> None:
-    """Raise ModelError with every reason why the attention backend cannot serve this model, and what would."""
-    size = config.blocks.block_size
+def _negotiate(config: Config, info: ModelInfo, found: Plugins) -> str:
+    """Check the attention backend against the model, or choose one for `auto`; the note that says which and why.
+
+    Raises ModelError with every reason why the asked one can't serve this model, and what would.
+    """
+    size, kind = config.blocks.block_size, info.device.type
 
     def refusals(choice: plugins.Choice) -> list[str]:
-        missing = [f"{module} is not installed" for module in choice.absent()]
-        capabilities = choice.component.capabilities  # type: ignore[attr-defined]
-        return missing + list(capabilities.refusals(info.layers, size, info.dtype, info.device))
+        can: Capabilities = choice.component.capabilities  # type: ignore[attr-defined]
+        return choice.obstacles() + can.refusals(info.layers, size, info.dtype, info.device)
 
-    reasons = refusals(found.get("attention", name))
+    asked = chosen(config, found)["attention"]
+    if asked == "auto":
+        passed: list[str] = []
+        for name in AUTO_ORDER.get(kind, ("torch",)):
+            reasons = refusals(found.get("attention", name))
+            if not reasons:
+                config.attention = found.get("attention", name).component()
+                why = f"not {'; not '.join(passed)}" if passed else f"the best for {kind} that is installed"
+                return f"attention=auto chose {name}: {why}"
+            passed.append(f"{name}, since {', '.join(reasons)}")
+        raise ModelError(f"attention=auto found no backend for {config.model}: not {'; not '.join(passed)}")
+    reasons = refusals(found.get("attention", asked))
     if reasons:
-        able = [c.name for c in found.choices.values() if c.slot == "attention" and not refusals(c)]
+        others = [c for c in found.choices.values() if c.slot == "attention" and c.name != "auto"]
+        able = [c.name for c in others if not refusals(c)]
         remedy = f"Choices that would work: {', '.join(able)}." if able else "No installed backend would work."
-        raise ModelError(f"attention={name} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
+        raise ModelError(f"attention={asked} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
+    return ""
 
 
 def _context(limits: Limits, info: ModelInfo) -> int:

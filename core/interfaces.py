@@ -77,6 +77,14 @@ def _listed(values: Any) -> str:
     return ", ".join(str(value) for value in sorted(values))
 
 
+@dataclass
+class Auto:
+    """The first backend of `AUTO_ORDER` that can serve the model here; the start says which, and why not the others."""
+
+
+AUTO_ORDER = {"cpu": ("cpu", "torch"), "cuda": ("torch",)}  # device type -> attention backends, best first
+
+
 class Scheduler(Protocol):
     """Decides which requests run next, and how many tokens each."""
 

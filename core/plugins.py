@@ -61,10 +61,14 @@ class Choice:
     def contract(self) -> int:
         return int(getattr(self.component, "contract", interfaces.CONTRACTS[self.slot]))
 
-    def absent(self) -> list[str]:
-        """Modules the component needs that are not installed here. Imports none of them."""
+    def obstacles(self) -> list[str]:
+        """Why the component can't be had here: modules that are not installed, and what its own optional
+        `obstacle() -> str | None` says. Imports and builds nothing."""
         needs = getattr(getattr(self.component, "capabilities", None), "needs", ())
-        return [name for name in needs if importlib.util.find_spec(name) is None]
+        found = [f"{name} is not installed" for name in needs if importlib.util.find_spec(name) is None]
+        own = getattr(self.component, "obstacle", None)
+        why = own() if own is not None else None
+        return found + ([why] if why else [])
 
 
 @dataclass
@@ -116,7 +120,8 @@ def load() -> Plugins:
 def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = None) -> Plugins:
     """Load `entries` in order of name, then register the modules of `extra`."""
     found = Plugins(hooks.new_hooks())
-    _offer(found, _Source("core", "turnout", version("turnout")), [("blocks", "paged", blocks.PagedBlocks)])
+    own = _Source("core", "turnout", version("turnout"))
+    _offer(found, own, [("blocks", "paged", blocks.PagedBlocks), ("attention", "auto", interfaces.Auto)])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
     seen: dict[str, str] = {}
     for entry in sorted(entries, key=lambda e: (e.name, e.value)):
@@ -208,6 +213,8 @@ def _problem(slot: str, component: type) -> str | None:
     wanted = getattr(component, "contract", current)
     if wanted not in (current, current - 1):
         return f"it was written for version {wanted} of the {slot} contract; this turnout speaks {current} and {current - 1}"
+    if component is interfaces.Auto:
+        return None  # stands for another choice
     protocol = SLOTS[slot][1]
     members = {m for m in (*vars(protocol), *getattr(protocol, "__annotations__", {})) if not m.startswith("_")}
     fields = {f.name for f in dataclasses.fields(component)}

@@ -62,9 +62,7 @@ def _doctor(found: Plugins) -> int:
     """Exit code 1 when something cannot work here."""
     troubles = list(found.faults.values()) + [why for why in found.claimed.values() if why not in found.faults.values()]
     for choice in _ordered(found):
-        absent = choice.absent()
-        if absent:
-            troubles.append(f"{choice.slot}={choice.name} of {choice.package}: not installed here: {', '.join(absent)}")
+        troubles += [f"{choice.slot}={choice.name} of {choice.package}: {why}" for why in choice.obstacles()]
         devices = getattr(getattr(choice.component, "capabilities", None), "devices", None)
         if devices and not any(_has(device) for device in devices):
             troubles.append(

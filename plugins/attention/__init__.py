@@ -3,9 +3,11 @@
 from typing import Any
 
 from turnout.core import AttentionBackend, Register, hookimpl
+from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 
 
 @hookimpl
 def register_attention(register: Register[AttentionBackend[Any, Any]]) -> None:
+    register("cpu", CpuAttention)
     register("torch", TorchAttention)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import shutil
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from turnout.core import ModelError
+from turnout.plugins.cache import cache_folder
 
 DEMO = "smollm2"
 FORMATS = "turnout.formats"  # the entry-point group; an entry's name is the suffix it reads
@@ -53,13 +53,6 @@ def resolve(model: str, progress: Report | None = None) -> str:
     if not model or model.startswith(("/", ".", "~")) or model.count("/") > 1 or _formats(path):
         raise ModelError(f"model={model} does not exist: there is no such file or folder")
     return str(_downloaded(model, report))
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: TURNOUT_CACHE, else turnout/ in the user's cache folder."""
-    if own := os.environ.get("TURNOUT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnout"
 
 
 def _checked(folder: Path) -> Path:

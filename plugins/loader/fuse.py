@@ -7,10 +7,13 @@ order in which a model calls its layers; only the speed does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # like F.linear
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -21,6 +24,7 @@ class Shared:
         self.sizes = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight.data for layer in layers])
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
+        self.product: Product = F.linear
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -28,7 +32,7 @@ class Shared:
         """What layer `index` makes of `x`; None when it must be computed alone."""
         if index == 0:
             self._input = x
-            self._outputs = dict(enumerate(F.linear(x, self.weight, self.bias).split(self.sizes, -1)))
+            self._outputs = dict(enumerate(torch.split(self.product(x, self.weight, self.bias), self.sizes, -1)))
         elif self._input is not x:
             return None
         found = self._outputs.pop(index, None)
@@ -47,10 +51,10 @@ class Part(nn.Linear):
         self.weight = nn.Parameter(shared.weight[rows], requires_grad=False)
         if shared.bias is not None:
             self.bias = nn.Parameter(shared.bias[rows], requires_grad=False)
-        self._shared, self._index = shared, index
+        self.shared, self._index = shared, index
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self._shared.output(self._index, x)
+        found = self.shared.output(self._index, x)
         return F.linear(x, self.weight, self.bias) if found is None else found
 
 
@@ -59,8 +63,8 @@ def fuse(net: nn.Module) -> int:
     groups = 0
     for module in list(net.modules()):
         for names in SIBLINGS:
-            layers = [getattr(module, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers) and _alike(layers):
+            layers = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
+            if len(layers) == len(names) and _alike(layers):
                 shared = Shared(layers)
                 for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
                     setattr(module, name, Part(shared, index, layer))

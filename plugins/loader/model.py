@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from turnout.core import Attend, ModelError, ModelInfo, Quantizer
-from turnout.plugins.loader import fuse, probe, skeleton, weights
+from turnout.plugins import native
+from turnout.plugins.loader import fuse, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
 from turnout.plugins.loader.shards import Shards
 
@@ -110,6 +111,8 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     shards, quantized = Shards(Path(info.path)), info.quant_method is not None
     weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
+    if info.device.type == "cpu" and info.dtype == torch.float32 and native.obstacle() is None:
+        native_ops.exchange(net)
     model = Model(info, net)
     _check_rows(model)
     return model

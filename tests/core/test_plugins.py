@@ -199,7 +199,7 @@ def test_a_missing_library_is_told_without_importing_anything() -> None:
         def run(self, q: Any, k: Any, v: Any, cache: Any, plan: Any, sinks: Any) -> Any: ...
 
     found = plugins.collect([], {"needy": offering("needy", Needy, "register_attention")})
-    assert found.get("attention", "needy").absent() == ["a_kernel_library"]
+    assert found.get("attention", "needy").obstacles() == ["a_kernel_library is not installed"]
 
 
 def test_the_hooks_of_plugins_run_in_the_declared_order_whatever_the_registration_order() -> None:

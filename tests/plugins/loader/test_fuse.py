@@ -55,7 +55,7 @@ def test_nothing_is_kept_once_every_sibling_has_fetched_its_output() -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
         getattr(fused, name)(x)
     assert isinstance(fused.q_proj, Part)
-    assert fused.q_proj._shared._input is None and not fused.q_proj._shared._outputs
+    assert fused.q_proj.shared._input is None and not fused.q_proj.shared._outputs
 
 
 def test_weights_are_stored_once_and_still_found_by_name() -> None:

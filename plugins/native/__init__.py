@@ -1,0 +1,102 @@
+"""Our C++ kernels for the CPU, compiled for this machine when first used and kept. Importing this compiles nothing.
+
+The library has a plain C interface and is called with data pointers, so one build serves every torch and Python. Its
+threads come from the OpenMP runtime torch has loaded: a second one would fight it over the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from turnout.plugins.cache import cache_folder
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
+REMEDY = "install a C++ compiler (Debian: apt-get install g++)"
+
+
+class NativeError(RuntimeError):
+    """The kernels can't be had here; the message says why and what to do."""
+
+
+class Plan(ctypes.Structure):
+    """What is the same for every layer; `struct Plan` of kernels.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("table", "query_start", "kv_lens", "slots")),
+        *((name, ctypes.c_int64) for name in ("num_requests", "width", "num_tokens")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "v_dim", "block_size", "window", "threads")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    ]
+
+
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, else g++ or clang++."""
+    wanted = os.environ.get("CXX")
+    return shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
+
+
+def obstacle() -> str | None:
+    """Why the kernels can't be had here, found without compiling; None: they should be."""
+    if os.name != "posix" or platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return f"the native kernels are not made for {platform.system()} on {platform.machine()}"
+    if compiler() is None:
+        return f"there is no C++ compiler to build its kernels with; {REMEDY}"
+    return None
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernels, compiled if this machine has not done so yet. Raises NativeError."""
+    import torch  # noqa: F401  its OpenMP runtime must be the one that is found
+
+    try:
+        found = ctypes.CDLL(str(_built()))
+    except OSError as error:
+        raise NativeError(f"the native kernels do not load: {error}") from error
+    pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    found.turnout_attend.argtypes = [ctypes.POINTER(Plan), *[pointer] * 7]
+    found.turnout_linear.argtypes = [*[pointer] * 4, *[number] * 4]
+    found.turnout_rms_norm.argtypes = [pointer, pointer, pointer, number, number, real, real, number]
+    found.turnout_rotate.argtypes = [*[pointer] * 6, *[number] * 7]
+    found.turnout_silu_mul.argtypes = [pointer, pointer, number, number, number]
+    for name in ("attend", "linear", "rms_norm", "rotate", "silu_mul"):
+        getattr(found, f"turnout_{name}").restype = None
+    return found
+
+
+def _built() -> Path:
+    why, tool = obstacle(), compiler()
+    if why or tool is None:
+        raise NativeError(why or REMEDY)
+    key = hashlib.sha256(SOURCE.read_bytes() + "\0".join([*FLAGS, tool, _machine()]).encode()).hexdigest()[:16]
+    target = cache_folder() / "native" / f"kernels-{key}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        draft = Path(scratch) / target.name
+        done = subprocess.run(
+            [tool, *FLAGS, "-o", str(draft), str(SOURCE)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise NativeError(f"{tool} could not compile the native kernels: {done.stderr.strip()[-600:]}")
+        draft.replace(target)  # whole or not at all, whoever else compiles at the same time
+    return target
+
+
+def _machine() -> str:
+    """What the compiler's -march=native depends on: a cache may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
