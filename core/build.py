@@ -181,10 +181,9 @@ def _profile(limits: Limits, info: ModelInfo, served: Model) -> int:
     return peak
 
 
-def free_memory() -> int:
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes this process may still take: the machine's, or less where a container's limit is lower (cgroup v2)."""
     free: int = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":

@@ -53,7 +53,9 @@ def serve(config: Config) -> int:
         text = await asyncio.to_thread(Text.load, await engine.found())
         info = await engine.ready()
         loading.close()
-        _check_same(info.plugins, found.describe(chosen(config, found)))
+        composed = chosen(config, found)
+        picked = {slot: info.plugins[slot]["name"] for slot, choice in composed.items() if choice == "auto"}
+        _check_same(info.plugins, found.describe(composed | picked))
         name, needs_key = options.served_model_name or info.model, options.api_key is not None
         ready = welcome(info, url, name=name, chats=_chats(text), needs_key=needs_key)
         return create_app(engine, text, options), ready

@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+import turnout.server  # noqa: F401  before torch: it says how torch's threads wait for each other
+
+import torch  # isort: skip
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,164 @@
+"""From configuration to engine: what is chosen is said, what can't work is refused before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from models import save
+
+from turnout.core import Capabilities, LayerSpec, ModelError, build, plugins
+from turnout.core.build import build_engine, fingerprint
+from turnout.core.config import Config, from_container, resolve, to_container
+from turnout.core.engine import Engine
+from turnout.plugins import native
+from turnout.plugins.loader import model as loading
+
+Compose = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tiny")
+    save("llama", path)
+    return str(path)
+
+
+@pytest.fixture
+def composed(folder: str) -> Compose:
+    plugins.load()
+
+    def make(*overrides: str) -> Config:
+        with initialize_config_module("turnout.conf", version_base=None):
+            return resolve(compose("serve", [f"model='{folder}'", "blocks.num_blocks=32", *overrides]))
+
+    return make
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "load", lambda *_: pytest.fail("weights were read"))
+
+
+def notes(engine: Engine) -> str:
+    return "\n".join(engine.info.notes)
+
+
+def test_auto_takes_the_native_backend_where_it_can_be_built(composed: Compose) -> None:
+    engine = build_engine(composed())
+    expected = "torch" if native.obstacle() else "cpu"
+    assert engine.info.plugins["attention"]["name"] == expected
+    assert f"attention=auto chose {expected}" in notes(engine)
+
+
+def test_auto_passes_over_what_cannot_serve_the_model_and_says_why(composed: Compose, monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "obstacle", lambda: "there is no compiler")
+    assert "attention=auto chose torch: not cpu, since there is no compiler" in notes(build_engine(composed()))
+    monkeypatch.undo()
+    engine = build_engine(composed("dtype=float64"))
+    assert engine.info.plugins["attention"]["name"] == "torch"
+    assert "dtype is float64" in notes(engine)
+
+
+def test_an_asked_backend_that_cannot_serve_the_model_is_refused_with_what_would_work(
+    composed: Compose, unread: None
+) -> None:
+    with pytest.raises(ModelError, match="attention=cpu cannot serve .*dtype is bfloat16, it computes in float32.*torch"):
+        build_engine(composed("attention=cpu", "dtype=bfloat16"))
+
+
+FULL = LayerSpec(4, 2, 64, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("can", "layer", "reason"),
+    [
+        (Capabilities(devices=frozenset({"cuda"})), FULL, "device is cpu, it runs on cuda"),
+        (Capabilities(dtypes=frozenset({torch.float16})), FULL, "dtype is float32, it computes in float16"),
+        (Capabilities(head_dims=frozenset({128, 256})), FULL, "head_dim is 64, it takes 128, 256"),
+        (Capabilities(block_sizes=frozenset({256})), FULL, "blocks.block_size is 16, it takes 256"),
+        (Capabilities(), replace(FULL, window=8), "the model has sliding window"),
+        (Capabilities(), replace(FULL, softcap=5.0), "the model has logit softcap"),
+        (Capabilities(), replace(FULL, sinks=True), "the model has attention sinks"),
+        (Capabilities(), replace(FULL, v_head_dim=32), "the model has a value head size of its own"),
+    ],
+)
+def test_each_capability_is_a_reason(can: Capabilities, layer: LayerSpec, reason: str) -> None:
+    assert can.refusals([FULL, layer], 16, torch.float32, torch.device("cpu")) == [reason]
+    assert Capabilities(None, None, None, None, True, True, True, True).refusals(
+        [layer], 16, torch.float32, torch.device("cpu")
+    ) == []
+
+
+def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compose, unread: None) -> None:
+    with pytest.raises(ModelError, match="limits.max_model_len is 9999999, but the model was made for"):
+        build_engine(composed("limits.max_model_len=9999999"))
+
+
+def test_a_cache_is_sized_by_a_stated_share_of_free_memory(composed: Compose, monkeypatch: Any) -> None:
+    monkeypatch.setattr(build, "free_memory", lambda: 1_000_000)
+    engine = build_engine(composed("blocks.num_blocks=null", "limits.cpu_memory_utilization=0.5"))
+    per_token = sum(2 * layer.num_kv_heads * layer.head_dim for layer in engine._runner._spec.layers) * 4  # type: ignore[attr-defined]
+    assert engine.info.num_blocks == 500_000 // (per_token * 16)
+    assert "limits.cpu_memory_utilization=0.5" in notes(engine)
+    monkeypatch.setattr(build, "free_memory", lambda: 100)
+    with pytest.raises(ModelError, match="no memory is left for the key/value cache.*set blocks.num_blocks"):
+        build_engine(composed("blocks.num_blocks=null"))
+
+
+def test_a_cache_never_exceeds_what_all_seats_at_full_length_need(composed: Compose) -> None:
+    engine = build_engine(composed("blocks.num_blocks=null", "limits.max_num_seqs=2", "limits.max_model_len=40"))
+    assert engine.info.num_blocks == 2 * 3
+
+
+def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(composed: Compose, monkeypatch: Any) -> None:
+    config = composed("blocks.num_blocks=null", "limits.gpu_memory_utilization=0.8")
+    info = replace(config.loader.inspect(config.model, "float32", "cpu"), device=torch.device("cuda"))
+    per_block = sum(2 * layer.num_kv_heads * layer.head_dim for layer in info.layers) * 4 * 16
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * per_block, 100 * per_block))
+    monkeypatch.setattr(build, "_profile", lambda limits, info, served: 10 * per_block)
+    served: Any = None
+    assert build._cache_size(config, info, 10_000, served)[0] == 60 - 20 - 10
+
+
+def test_a_containers_memory_limit_counts(monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert build.free_memory(tmp_path) == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert build.free_memory(tmp_path) > 3000
+    assert build.free_memory(tmp_path / "missing") > 3000
+
+
+def test_two_stacks_never_share_a_fingerprint_and_the_same_stack_keeps_its_own(composed: Compose, folder: str) -> None:
+    found = plugins.load()
+    changes = [
+        (),
+        ("attention=torch",),
+        ("scheduler=chunked_prefill",),
+        ("scheduler=chunked_prefill", "scheduler.chunk=7"),
+        ("preemption=swap",),
+        ("blocks.block_size=8",),
+        ("dtype=float64",),
+        ("limits.max_num_seqs=3",),
+    ]
+    prints = [fingerprint(composed(*change), folder, found) for change in changes]
+    assert len(set(prints)) == len(changes)
+    assert prints == [fingerprint(composed(*change), folder, found) for change in changes]
+    assert fingerprint(composed("server.port=1234"), folder, found) == prints[0]
+
+
+def test_a_configuration_survives_the_way_to_another_process(composed: Compose) -> None:
+    found = plugins.load()
+    config = composed("scheduler=chunked_prefill", "scheduler.chunk=7", "preemption=swap", "server.api_key=secret")
+    assert from_container(to_container(config, found), found) == config
+
+
+def test_the_published_composition_holds_no_secret(composed: Compose) -> None:
+    engine = build_engine(composed("server.api_key=hush-hush"))
+    assert "hush-hush" not in str(engine.info)

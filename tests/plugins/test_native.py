@@ -1,0 +1,173 @@
+"""The native kernels: right against float64, whatever the shapes; built once, and honest where they cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from turnout.core.interfaces import LayerSpec
+from turnout.core.testing import AttentionCase, attention_cases, run_attention
+from turnout.plugins import native
+from turnout.plugins.attention.cpu import CpuAttention
+from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.loader.fuse import fuse
+from turnout.plugins.loader.native_ops import FewRows, GatedMLP, Linear, RMSNorm, Rotary, exchange
+
+pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+
+CASES = list(attention_cases(CpuAttention.capabilities))
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_attention_equals_the_float64_oracle(backend: type, case: AttentionCase) -> None:
+    got, want = run_attention(backend(), case)
+    assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize(
+    "lens", [((1, 1500),), ((1, 1024), (1, 3)), ((40, 1500),), ((1, 1025), (70, 70)), ((300, 300),)]
+)
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_ranges_are_split_over_threads_and_merged_right(
+    backend: type, lens: tuple[tuple[int, int], ...], window: int | None
+) -> None:
+    case = AttentionCase("long", LayerSpec(6, 2, 64, 0.125, window=window), lens)
+    got, want = run_attention(backend(), case)
+    assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize("dim", [40, 80, 96, 112, 160, 192, 256])
+def test_any_head_size_keeps_its_own_scale(backend: type, dim: int) -> None:
+    case = AttentionCase("size", LayerSpec(5, 1, dim, dim**-0.5), ((1, 33), (9, 20)))
+    got, want = run_attention(backend(), case)
+    assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+def test_rows_that_see_no_key_are_zero_and_the_others_right(backend: type) -> None:
+    case = AttentionCase("more queries than keys", LayerSpec(4, 2, 32, 0.2), ((4, 4),))
+    instance = backend()
+    got, want = run_attention(instance, case)
+    assert torch.isfinite(got).all() and (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+def test_a_request_gets_the_same_answer_whatever_its_neighbours_are(backend: type) -> None:
+    layer = LayerSpec(6, 2, 64, 0.125)
+    alone, _ = run_attention(backend(), AttentionCase("alone", layer, ((1, 40),)))
+    wants = run_attention(backend(), AttentionCase("many", layer, ((1, 40), (7, 23), (1, 900), (33, 33))))
+    assert (wants[0].double() - wants[1]).abs().max() < 2e-5 and torch.isfinite(alone).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("shape", [(960, 576), (33, 7), (1, 64), (50, 100)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_equal_the_librarys_product(rows: int, shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(shape), torch.randn(1, rows, shape[1])
+    offset = torch.randn(shape[0]) if bias else None
+    torch.testing.assert_close(FewRows()(x, weight, offset), F.linear(x, weight, offset), atol=1e-4, rtol=1e-4)
+    turned = weight.t().contiguous().t()  # strided: handed on to the library
+    torch.testing.assert_close(FewRows()(x, turned, offset), F.linear(x, weight, offset), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "num"), [(9, 3, 64, 1), (4, 2, 16, 7), (8, 1, 80, 200), (2, 2, 6, 3)]
+)
+def test_rotation_equals_the_model_files_own(heads: int, kv_heads: int, dim: int, num: int) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as original
+
+    torch.manual_seed(0)
+    packed = torch.randn(1, num, (heads + 2 * kv_heads) * dim)
+    q, k, _ = packed.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+    q, k = q.view(1, num, heads, dim).transpose(1, 2), k.view(1, num, kv_heads, dim).transpose(1, 2)
+    cos, sin = torch.randn(1, num, dim), torch.randn(1, num, dim)
+    for got, want in zip(Rotary(original)(q, k, cos, sin), original(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+class Norm(nn.Module):
+    """As model files write it."""
+
+    def __init__(self, plus: float, dim: int = 48) -> None:
+        super().__init__()
+        self.weight, self.eps, self.plus = nn.Parameter(torch.randn(dim)), 1e-5, plus
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (self.weight + self.plus)
+
+
+class Block(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(48, 70, bias=False), nn.Linear(48, 70, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(70, 48, bias=False), act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num", [1, 3, 40])
+@torch.inference_mode()
+def test_exchanged_modules_compute_the_same_and_others_stay(num: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, num, 48)
+    net = nn.ModuleDict(
+        {
+            "norm": Norm(0.0),
+            "gemma": Norm(1.0),
+            "layer_norm": nn.LayerNorm(48),
+            "silu": Block(nn.SiLU()),
+            "gelu": Block(nn.GELU()),
+        }
+    )
+    before = {name: module(x) for name, module in net.items()}
+    fuse(net)
+    exchange(net)
+    kinds = {name: type(module) for name, module in net.items()}
+    assert kinds == {"norm": RMSNorm, "gemma": RMSNorm, "layer_norm": nn.LayerNorm, "silu": GatedMLP, "gelu": Block}
+    assert isinstance(net["gelu"].get_submodule("down_proj"), Linear)
+    for name, module in net.items():
+        torch.testing.assert_close(module(x), before[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TURNOUT_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_the_kernels_are_compiled_once_and_kept(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    native.library()
+    assert len(list((tmp_path / "native").iterdir())) == 1  # nothing half made beside it
+    native.library.cache_clear()
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    native.library()
+
+
+def test_without_a_compiler_it_says_what_to_install(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "apt-get install g++" in str(native.obstacle())
+    with pytest.raises(native.NativeError, match="no C"):
+        native.library()
+    assert CpuAttention.obstacle() == native.obstacle()
+
+
+def test_a_compiler_that_fails_is_quoted(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(native.NativeError, match="no such flag"):
+        native.library()
