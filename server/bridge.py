@@ -24,6 +24,9 @@ log = logging.getLogger("turnout.server")
 Stream = asyncio.Queue[Output | Exception]
 
 
+def _nothing() -> None: ...
+
+
 class EngineError(RuntimeError):
     """The engine cannot answer. `status`: 500 when one request failed, 503 when the engine is gone or stopping."""
 
@@ -37,6 +40,7 @@ class EngineClient(Protocol):
 
     info: EngineInfo  # available once ready
     stats: Stats  # refreshed with every step
+    on_step: Callable[[], None]  # called after each refresh, on the event loop
 
     def trouble(self) -> str | None:
         """None when able to serve, else why not."""
@@ -64,6 +68,7 @@ class EngineProcess:
         builder: str = BUILDER,
     ) -> None:
         self.stats = Stats()
+        self.on_step: Callable[[], None] = _nothing
         self._config, self._stall_timeout, self._progress, self._builder = config, stall_timeout, progress, builder
         self._trouble: str | None = "loading"
         self._process: ChildProcess | None = None
@@ -198,6 +203,7 @@ class EngineProcess:
         for request_id, reason in report.refused:
             if request_id in self._streams:
                 self._streams.pop(request_id).put_nowait(ValueError(reason))
+        self.on_step()
 
     async def _watch(self) -> None:
         """Tell a frozen process. Ticks are counted, not the clock's time: when a machine or a terminal suspends the

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from turnout.core.types import Request, Stats, Timing
+from turnout.core.types import Request, Timing
 from turnout.server.bridge import EngineClient
 from turnout.server.gauges import LABELS, EngineCollector
 
@@ -35,7 +35,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(client, self._labels, compat))
         self._series = Series(self._registry, self._labels, "v0" in compat, "v1" in compat)
-        self._last_stats: Stats | None = None
+        self._last_step = 0
+        client.on_step = self.step
         self.in_flight = 0  # engine requests begun and not ended
         self._http = Counter(
             "http_requests", "Replies by route and status.", ["handler", "method", "status"], registry=self._registry
@@ -50,7 +51,6 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """All series in Prometheus' text format."""
-        self.step()
         return generate_latest(self._registry)
 
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
@@ -63,11 +63,11 @@ class Metrics:
         self._series.rejections.labels(*self._labels, reason).inc()
 
     def step(self) -> None:
-        """Observe the engine's last step, once. Steps that end between two calls are not seen."""
+        """Observe the engine's last step, once."""
         stats = self._client.stats
-        if stats is self._last_stats:
-            return
-        self._last_stats = stats
+        if stats.num_steps == self._last_step:
+            return  # a report without a step
+        self._last_step = stats.num_steps
         if stats.num_steps and stats.step_tokens:
             for histogram in self._series.step_tokens:
                 histogram.observe(stats.step_tokens)
@@ -169,7 +169,6 @@ class Flight:
 
     def tokens_came(self) -> None:
         now = time.monotonic()
-        self._metrics.step()
         if self._first:
             self._series.itl.observe(now - self._last)
         else:

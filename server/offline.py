@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from turnout.core.build import Progress, build_engine
 from turnout.core.config import ChatConfig, Config, GenerateConfig, SamplingConfig
 from turnout.core.engine import Engine
-from turnout.server.text import Detokenizer, Text
 from turnout.core.types import Finish, Request, Sampling
+from turnout.server.text import Detokenizer, Text
 
 
 def generate(config: GenerateConfig) -> int:

@@ -47,8 +47,8 @@ def serve(config: Config) -> int:
 
     async def application(url: str) -> tuple[ASGIApp, str]:
         await asyncio.to_thread(_import_early)
-        from turnout.server.text import Text
         from turnout.server.app import create_app
+        from turnout.server.text import Text
 
         text = await asyncio.to_thread(Text.load, await engine.found())
         info = await engine.ready()

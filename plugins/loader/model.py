@@ -17,7 +17,7 @@ from torch import Tensor
 
 from turnout.core import Attend, ModelError, ModelInfo, Quantizer
 from turnout.plugins import native
-from turnout.plugins.loader import fuse, native_ops, probe, skeleton, weights
+from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
 from turnout.plugins.loader.shards import Shards
 
@@ -113,6 +113,8 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     fuse.fuse(net)
     if info.device.type == "cpu" and info.dtype == torch.float32 and native.obstacle() is None:
         native_ops.exchange(net)
+        if info.passes_keywords:
+            native_layer.exchange_layers(net)
     model = Model(info, net)
     _check_rows(model)
     return model

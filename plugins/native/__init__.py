@@ -38,6 +38,16 @@ class Plan(ctypes.Structure):
     ]
 
 
+class Layer(ctypes.Structure):
+    """A decoder layer's weights and sizes; `struct Layer` of kernels.cpp."""
+
+    _fields_ = [
+        *((n, ctypes.c_void_p) for n in ("norm1", "qkv", "qkv_bias", "o", "o_bias", "norm2", "gate_up", "down")),
+        *((n, ctypes.c_int64) for n in ("dim", "heads", "kv_heads", "head_dim", "hidden", "threads")),
+        *((n, ctypes.c_float) for n in ("eps1", "plus1", "eps2", "plus2")),
+    ]
+
+
 def compiler() -> str | None:
     """The C++ compiler: $CXX, else g++ or clang++."""
     wanted = os.environ.get("CXX")
@@ -68,7 +78,9 @@ def library() -> ctypes.CDLL:
     found.turnout_rms_norm.argtypes = [pointer, pointer, pointer, number, number, real, real, number]
     found.turnout_rotate.argtypes = [*[pointer] * 6, *[number] * 7]
     found.turnout_silu_mul.argtypes = [pointer, pointer, number, number, number]
-    for name in ("attend", "linear", "rms_norm", "rotate", "silu_mul"):
+    found.turnout_before_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 6, number]
+    found.turnout_after_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 3, number]
+    for name in ("attend", "before_attention", "after_attention", "linear", "rms_norm", "rotate", "silu_mul"):
         getattr(found, f"turnout_{name}").restype = None
     return found
 

@@ -436,4 +436,43 @@ void turnout_silu_mul(const float* x, float* out, int64_t rows, int64_t dim, int
     }
 }
 
+// A decoder layer of the usual form (norm, q/k/v, rotation; attention; output, norm, gated MLP), for few rows
+struct Layer {
+    const float *norm1, *qkv, *qkv_bias, *o, *o_bias, *norm2, *gate_up, *down;
+    int64_t dim, heads, kv_heads, head_dim, hidden, threads;
+    float eps1, plus1, eps2, plus2;
+};
+
+// x [rows, dim] -> q [rows, heads, head_dim], k, v [rows, kv_heads, head_dim]
+void turnout_before_attention(const Layer* layer, const float* x, const float* cos, const float* sin, float* q, float* k, float* v, int64_t rows) {
+    const Layer& l = *layer;
+    int64_t q_size = l.heads * l.head_dim, kv_size = l.kv_heads * l.head_dim, all_size = q_size + 2 * kv_size;
+    thread_local std::vector<float> scratch;
+    scratch.resize(rows * (l.dim + all_size));
+    float *normed = scratch.data(), *qkv = normed + rows * l.dim;
+    turnout_rms_norm(x, l.norm1, normed, rows, l.dim, l.eps1, l.plus1, 1);
+    turnout_linear(normed, l.qkv, l.qkv_bias, qkv, rows, l.dim, all_size, l.threads);
+    for (int64_t t = 0; t < rows; t++) {
+        rotate(qkv, all_size, cos, sin, q, t, l.heads, l.head_dim);
+        rotate(qkv + q_size, all_size, cos, sin, k, t, l.kv_heads, l.head_dim);
+        std::memcpy(v + t * kv_size, qkv + t * all_size + q_size + kv_size, kv_size * sizeof(float));
+    }
+}
+
+// x [rows, dim] and what attention made of it [rows, heads, head_dim] -> out [rows, dim]
+void turnout_after_attention(const Layer* layer, const float* x, const float* attended, float* out, int64_t rows) {
+    const Layer& l = *layer;
+    thread_local std::vector<float> scratch;
+    scratch.resize(rows * (2 * l.dim + 3 * l.hidden));
+    float *middle = scratch.data(), *normed = middle + rows * l.dim, *both = normed + rows * l.dim;
+    float* inner = both + rows * 2 * l.hidden;
+    turnout_linear(attended, l.o, l.o_bias, middle, rows, l.heads * l.head_dim, l.dim, l.threads);
+    for (int64_t i = 0; i < rows * l.dim; i++) middle[i] += x[i];
+    turnout_rms_norm(middle, l.norm2, normed, rows, l.dim, l.eps2, l.plus2, 1);
+    turnout_linear(normed, l.gate_up, nullptr, both, rows, l.dim, 2 * l.hidden, l.threads);
+    turnout_silu_mul(both, inner, rows, l.hidden, 1);
+    turnout_linear(inner, l.down, nullptr, out, rows, l.hidden, l.dim, l.threads);
+    for (int64_t i = 0; i < rows * l.dim; i++) out[i] += middle[i];
+}
+
 }

@@ -68,7 +68,9 @@ def test_auto_passes_over_what_cannot_serve_the_model_and_says_why(composed: Com
 def test_an_asked_backend_that_cannot_serve_the_model_is_refused_with_what_would_work(
     composed: Compose, unread: None
 ) -> None:
-    with pytest.raises(ModelError, match="attention=cpu cannot serve .*dtype is bfloat16, it computes in float32.*torch"):
+    with pytest.raises(
+        ModelError, match="attention=cpu cannot serve .*dtype is bfloat16, it computes in float32.*torch"
+    ):
         build_engine(composed("attention=cpu", "dtype=bfloat16"))
 
 
@@ -90,9 +92,12 @@ FULL = LayerSpec(4, 2, 64, 0.125)
 )
 def test_each_capability_is_a_reason(can: Capabilities, layer: LayerSpec, reason: str) -> None:
     assert can.refusals([FULL, layer], 16, torch.float32, torch.device("cpu")) == [reason]
-    assert Capabilities(None, None, None, None, True, True, True, True).refusals(
-        [layer], 16, torch.float32, torch.device("cpu")
-    ) == []
+    assert (
+        Capabilities(None, None, None, None, True, True, True, True).refusals(
+            [layer], 16, torch.float32, torch.device("cpu")
+        )
+        == []
+    )
 
 
 def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compose, unread: None) -> None:
@@ -116,7 +121,9 @@ def test_a_cache_never_exceeds_what_all_seats_at_full_length_need(composed: Comp
     assert engine.info.num_blocks == 2 * 3
 
 
-def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(composed: Compose, monkeypatch: Any) -> None:
+def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(
+    composed: Compose, monkeypatch: Any
+) -> None:
     config = composed("blocks.num_blocks=null", "limits.gpu_memory_utilization=0.8")
     info = replace(config.loader.inspect(config.model, "float32", "cpu"), device=torch.device("cuda"))
     per_block = sum(2 * layer.num_kv_heads * layer.head_dim for layer in info.layers) * 4 * 16

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from models import VOCAB, dense, reference, save
 from torch import nn
 
 from turnout.core.interfaces import LayerSpec
@@ -17,7 +18,10 @@ from turnout.plugins import native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader.fuse import fuse
+from turnout.plugins.loader.model import inspect, load
+from turnout.plugins.loader.native_layer import NativeForward
 from turnout.plugins.loader.native_ops import FewRows, GatedMLP, Linear, RMSNorm, Rotary, exchange
+from turnout.plugins.quant.none import Unquantized
 
 pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
 
@@ -171,3 +175,33 @@ def test_a_compiler_that_fails_is_quoted(fresh: None, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CXX", str(broken))
     with pytest.raises(native.NativeError, match="no such flag"):
         native.library()
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "gemma2", "granite", "smollm3"])
+def test_few_rows_through_a_loaded_model_equal_transformers_own(arch: str, tmp_path: Path) -> None:
+    """Decode steps take the native layers where a model has the usual form, and the model's own code elsewhere."""
+    save(arch, tmp_path)
+    model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
+    forwards = [m.__dict__.get("forward") for m in model._net.modules()]
+    native_layers = sum(isinstance(f, NativeForward) for f in forwards)
+    assert native_layers == {"llama": 3, "mistral": 3, "qwen2": 3}.get(arch, native_layers)
+    for length in (1, 2, 4):
+        tokens = [(7 * i + 3) % VOCAB for i in range(length)]
+        with torch.inference_mode():
+            logits = model(
+                torch.tensor(tokens), torch.arange(length), torch.arange(length), dense(model.info.layers, [length])
+            )
+        torch.testing.assert_close(logits, reference(tmp_path, tokens), atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_layer_with_more_rows_or_other_arguments_runs_the_models_own_code(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
+    layer = next(m for m in model._net.modules() if isinstance(m.__dict__.get("forward"), NativeForward))
+    called: list[int] = []
+    layer.forward._original = lambda x, *rest, **options: called.append(x.shape[1]) or x  # type: ignore[union-attr]
+    for length in (4, 5, 40):
+        tokens = torch.arange(length)
+        model(tokens, tokens, tokens[:1], dense(model.info.layers, [length]))
+    assert called == [5, 40]

@@ -15,7 +15,18 @@ def found() -> plugins.Plugins:
     return plugins.load()
 
 
-AWKWARD = ["/x/epoch=3-step=10", "/my models/a,b", "C:\\models\\x", "it's", "a'b\\'c", "#tag@v1", "{brace", "10", "null", "[a"]
+AWKWARD = [
+    "/x/epoch=3-step=10",
+    "/my models/a,b",
+    "C:\\models\\x",
+    "it's",
+    "a'b\\'c",
+    "#tag@v1",
+    "{brace",
+    "10",
+    "null",
+    "[a",
+]
 
 
 @pytest.mark.parametrize("value", AWKWARD)

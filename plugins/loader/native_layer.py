@@ -1,0 +1,123 @@
+"""A whole decoder layer around its attention in two native calls, for the few rows of a small decode step.
+
+There the weights' way from memory is all the work, and what Python does between two products is felt. A layer is
+recognised by its parts, which `native_ops` has exchanged already, and kept only if it computes what the model's own
+code computes; with more rows, or other arguments, that code runs as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnout.plugins import native
+from turnout.plugins.loader.fuse import Part
+from turnout.plugins.loader.native_ops import FewRows, GatedMLP, Linear, RMSNorm
+from turnout.plugins.loader.probe import ATTEND
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TOLERANCE = 1e-4  # of the largest value
+
+
+class NativeForward:
+    """In place of a decoder layer's `forward`."""
+
+    def __init__(self, layer: Any, heads: int, kv_heads: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        shared, o, both = attention.q_proj.shared, attention.o_proj, mlp.gate_proj.shared
+        first, second = layer.input_layernorm, layer.post_attention_layernorm
+        self._kept = [first.weight, shared.weight, shared.bias, o.weight, o.bias, second.weight, both.weight]
+        self._kept.append(mlp.down_proj.weight)  # the pointers below live as long as these
+        head_dim = attention.q_proj.out_features // heads
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._kept]
+        sizes = [o.out_features, heads, kv_heads, head_dim, mlp.down_proj.in_features, torch.get_num_threads()]
+        self._layer = native.Layer(*pointers, *sizes, first.eps, first.plus, second.eps, second.plus)
+        self._index, self._dim = attention.layer_idx, o.out_features
+        self._shapes = (heads, head_dim), (kv_heads, head_dim)
+        self._original = layer.forward
+        library = native.library()
+        self._before, self._after = library.turnout_before_attention, library.turnout_after_attention
+
+    def __call__(self, hidden_states: Tensor, *rest: Any, **options: Any) -> Any:
+        attend: Any = options.get(ATTEND)
+        angles: Any = options.get("position_embeddings")
+        rows = hidden_states.shape[1]
+        plain = not rest and attend is not None and options.get("attention_mask") is None
+        if rows > FewRows.MOST or not plain or not _fit(hidden_states, angles, self._shapes[0][1]):
+            return self._original(hidden_states, *rest, **options)
+        cos, sin = angles
+        layer, x = ctypes.byref(self._layer), hidden_states.data_ptr()
+        q, k, v = (
+            torch.empty(rows, *self._shapes[0]),
+            torch.empty(rows, *self._shapes[1]),
+            torch.empty(rows, *self._shapes[1]),
+        )
+        self._before(layer, x, cos.data_ptr(), sin.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), rows)
+        attended = attend(self._index, q, k, v, None).contiguous()
+        out = torch.empty(1, rows, self._dim)
+        self._after(layer, x, attended.data_ptr(), out.data_ptr(), rows)
+        return out
+
+
+def _fit(x: Tensor, angles: Any, head_dim: int) -> bool:
+    """Whether these are the tensors the kernels take: one flat float32 batch, one angle a position."""
+    if x.shape[0] != 1 or x.dtype != torch.float32 or not x.is_contiguous() or not isinstance(angles, tuple):
+        return False
+    shape = (1, x.shape[1], head_dim)
+    return all(a.shape == shape and a.dtype == torch.float32 and a.is_contiguous() for a in angles)
+
+
+def exchange_layers(net: nn.Module) -> int:
+    """Give each decoder layer of the usual form its native forward; how many there were."""
+    return sum(_exchanged(module) for module in net.modules())
+
+
+def _exchanged(module: nn.Module) -> bool:
+    parts = dict(module.named_children())
+    attention, mlp = parts.get("self_attn"), parts.get("mlp")
+    norms = [parts.get("input_layernorm"), parts.get("post_attention_layernorm")]
+    usual = set(parts) == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+    if not usual or attention is None or [name for name, _ in attention.named_children()] != PROJECTIONS:
+        return False
+    q, o = attention.get_submodule("q_proj"), attention.get_submodule("o_proj")
+    rms = all(isinstance(norm, RMSNorm) for norm in norms)
+    if not (rms and isinstance(q, Part) and isinstance(o, Linear) and isinstance(mlp, GatedMLP)):
+        return False
+    down, both = mlp.get_submodule("down_proj"), mlp.gate_proj.shared
+    head_dim = getattr(attention, "head_dim", None)
+    if not isinstance(down, Linear) or down.bias is not None or both.bias is not None or not head_dim:
+        return False
+    heads, kv_heads = (attention.get_submodule(name).out_features // head_dim for name in ("q_proj", "k_proj"))
+    made = NativeForward(module, heads, kv_heads)
+    if not _same(module, made, o.out_features, head_dim):
+        return False
+    module.forward = made
+    return True
+
+
+@torch.inference_mode()
+def _same(layer: Any, made: NativeForward, dim: int, head_dim: int) -> bool:
+    """Whether both give the same hidden states, attention replaced by a mixture of its arguments."""
+    dice = torch.Generator().manual_seed(0)
+
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        return q + 0.5 * k.repeat_interleave(group, 1) + 0.25 * v.repeat_interleave(group, 1) * (index + 1)
+
+    for rows in (1, FewRows.MOST):
+        x = torch.randn(1, rows, dim, generator=dice)
+        angles = tuple(torch.randn(1, rows, head_dim, generator=dice) for _ in range(2))
+        options = {"attention_mask": None, "position_embeddings": angles, "use_cache": False, ATTEND: attend}
+        try:
+            expected = layer.forward(x, **options)
+        except (TypeError, RuntimeError, ValueError):
+            return False  # it takes other arguments
+        got = made(x, **options)
+        if not isinstance(expected, Tensor) or expected.shape != got.shape:
+            return False
+        if bool(((expected - got).abs() > TOLERANCE * expected.abs().amax()).any()):
+            return False
+    return True
