@@ -15,6 +15,8 @@ from turnout.core.engine import Engine
 from turnout.core.runner import ModelRunner
 from turnout.core.testing import check_balance, make_engine, serve_all
 from turnout.core.types import KVSpec
+from turnout.plugins import native
+from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
@@ -86,6 +88,7 @@ def make(model: Model) -> Make:
         block_size: int = 16,
         preemption: Preemption | None = None,
         blocks: BlockManager | None = None,
+        attention: Any = None,
         **budgets: Any,
     ) -> Engine:
         policy = preemption or Recompute()
@@ -99,7 +102,8 @@ def make(model: Model) -> Make:
         )
         spec = KVSpec(model.info.layers, block_size, num_blocks)
         device = torch.device("cpu")
-        engine._runner = ModelRunner(model, TorchAttention(), spec, torch.float32, device, policy.num_host_blocks)
+        backend = attention or TorchAttention()
+        engine._runner = ModelRunner(model, backend, spec, torch.float32, device, policy.num_host_blocks)
         engine.info = _with_vocab(engine.info, model.info.vocab_size)
         return engine
 
@@ -172,14 +176,24 @@ class Fickle:
                 draft.preempt(request, self.dice.choice([PreemptMode.SWAP, PreemptMode.RECOMPUTE]))
             else:
                 draft.take(request, self.dice.choice([1, 5, 16, 17, 64]))
-        if draft.full:
-            return
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fickle_scheduler(make: Make, prompts: list[list[int]], expected: list[list[int]], seed: int) -> None:
     engine = make(Fickle(seed), num_blocks=60, preemption=Swap(host_blocks=20))
     assert answers(engine, prompts) == expected
+
+
+@pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+def test_the_native_backend_whole_chunked_cached_and_swapped(
+    make: Make, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    engine = make(ChunkedPrefill(chunk=33), attention=CpuAttention())
+    assert answers(engine, prompts) == expected
+    assert answers(engine, prompts) == expected  # warm
+    tight = make(Fickle(5), num_blocks=60, preemption=Swap(host_blocks=20), attention=CpuAttention())
+    assert answers(tight, prompts) == expected
+    assert tight.stats.preemptions_swap > 0
 
 
 def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int]]) -> None:

@@ -28,13 +28,11 @@ def computed(blocks: PagedBlocks, tokens: list[int], rid: str = "a", salt: str |
     return request
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32])
+@pytest.mark.parametrize("block_size", [2, 4, 8, 16, 32])
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_a_repeated_prompt_leaves_at_least_one_token_to_compute(block_size: int, num_blocks: int, off: int) -> None:
     length = block_size * num_blocks + off
-    if length < 1:
-        pytest.skip("no such prompt")
     blocks = started(16, block_size)
     prompt = list(range(length))
     blocks.release(computed(blocks, prompt))
