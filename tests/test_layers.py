@@ -64,14 +64,23 @@ def test_the_core_knows_no_plugin_no_server_and_no_configuration_files(file: Pat
         assert not reaches(file, f"turnout.{layer}")
 
 
+SHARED = ("turnout.plugins.native", "turnout.plugins.cache")
+
+
+@pytest.mark.parametrize("file", [file for file in PLUGINS if module(file).startswith(SHARED)], ids=name)
+def test_what_plugins_share_knows_no_core(file: Path) -> None:
+    assert not reaches(file, "turnout.core")
+
+
 @pytest.mark.parametrize("file", PLUGINS, ids=name)
 def test_a_plugin_imports_public_names_of_the_core_and_its_own_package(file: Path) -> None:
-    """`turnout.core.testing` is public as well: it holds the suites plugin authors run."""
+    """`turnout.core.testing` is public as well: it holds the suites plugin authors run. Our plugins share a library of
+    kernels and a cache folder among themselves; neither knows the core."""
     own = ".".join(module(file).split(".")[:3])  # turnout.plugins.SLOT
     for source, item in imports(file):
         if source.split(".")[0] != "turnout" or source == own or source.startswith(own + "."):
             continue
-        if source.split(".")[:3] == ["turnout", "core", "testing"]:
+        if source.split(".")[:3] == ["turnout", "core", "testing"] or f"{source}.{item}".startswith(SHARED):
             continue
         assert source == "turnout.core" and item in turnout.core.__all__, f"{name(file)} imports {source}.{item}"
 
