@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
-from turnout.core.build import Progress, build_engine
+from turnout.core.build import build_engine
 from turnout.core.config import ChatConfig, Config, GenerateConfig, SamplingConfig
 from turnout.core.engine import Engine
 from turnout.core.types import Finish, Request, Sampling
+from turnout.server.console import Loading
 from turnout.server.text import Detokenizer, Text
 
 
@@ -67,7 +68,7 @@ def chat(config: ChatConfig) -> int:
 
 def open_engine(config: Config) -> tuple[Engine, Text]:
     """The composed engine and its text side, with progress on stderr."""
-    with progress_bar() as progress:
+    with closing(Loading()) as progress:
         engine = build_engine(config, progress)
         return engine, Text.load(engine.info.path)
 
@@ -106,17 +107,3 @@ def sampling_of(wanted: SamplingConfig, text: Text, engine: Engine, num_prompt: 
         max_tokens=min(wanted.max_tokens, rest) if rest > 0 else wanted.max_tokens,
         stop_ids=frozenset() if wanted.ignore_eos else text.eos_ids,
     )
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Loading progress on stderr: a bar in a terminal, silence elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
