@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -62,7 +61,7 @@ def build_engine(
         max_num_seqs=config.limits.max_num_seqs,
         max_num_batched_tokens=config.limits.max_num_batched_tokens,
         fingerprint=fingerprint(config, path, found),
-        composition=_public(to_container(config, found)),
+        composition=to_container(config, found),
         plugins=found.describe(chosen(config, found)),
         versions=plugins.versions(),
         notes=tuple(n for n in (*info.notes, chose, note) if n),
@@ -72,21 +71,14 @@ def build_engine(
     return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
 
 
-def _public(plain: dict[str, Any]) -> dict[str, Any]:
-    """The composition without its secret."""
-    return plain | {"server": {key: value for key, value in plain["server"].items() if key != "api_key"}}
-
-
 def fingerprint(config: Config, path: str, found: Plugins) -> str:
     """A short name of what can change an answer: the model's files, composition, versions, and the device.
 
-    The same stack restarted has the same one; the address it listens on is no part of it.
+    The same stack restarted has the same one.
     """
-    plain = to_container(config, found)
-    del plain["server"]
     files = sorted((f.name, f.stat().st_size) for f in Path(path).iterdir() if f.is_file())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
-    parts = [plain, files, found.describe(chosen(config, found)), plugins.versions(), device]
+    parts = [to_container(config, found), files, found.describe(chosen(config, found)), plugins.versions(), device]
     return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

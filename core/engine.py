@@ -88,9 +88,10 @@ class Engine:
                 f"the prompt has {len(request.tokens)} tokens and max_tokens is {request.sampling.max_tokens}: together "
                 f"{asked}, but the context length is {info.max_model_len} tokens"
             )
-        if asked - 1 > info.capacity:  # the last token is never fed back, so it needs no slot
+        room = max(asked - 1, len(request.tokens))  # the last token sampled is never fed back, so it needs no slot
+        if room > info.capacity:
             raise ValueError(
-                f"the request needs room for {asked - 1} tokens, but the whole key/value cache holds {info.capacity} "
+                f"the request needs room for {room} tokens, but the whole key/value cache holds {info.capacity} "
                 f"({info.num_blocks} blocks of {info.block_size})"
             )
         request.arrived = request.arrived or self._clock()
@@ -219,7 +220,7 @@ class Engine:
             else:
                 marks = () if shown is None else (shown,)
                 outputs.append(self._output(request, (token,), finish, marks, scored, None, now))
-        self.stats.generated_tokens += index
+        self.stats.generated_tokens += index - len(errors)
         self.stats.num_steps += 1
         self.stats.step_tokens = step.num_tokens
         return outputs

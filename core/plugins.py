@@ -19,7 +19,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from turnout.core import blocks, hooks, interfaces
+from turnout.core import hooks, interfaces
 
 SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, protocol)
     "loader": ("register_loaders", interfaces.ModelLoader),
@@ -121,7 +121,7 @@ def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = 
     """Load `entries` in order of name, then register the modules of `extra`."""
     found = Plugins(hooks.new_hooks())
     own = _Source("core", "turnout", version("turnout"))
-    _offer(found, own, [("blocks", "paged", blocks.PagedBlocks), ("attention", "auto", interfaces.Auto)])
+    _offer(found, own, [("attention", "auto", interfaces.Auto)])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
     seen: dict[str, str] = {}
     for entry in sorted(entries, key=lambda e: (e.name, e.value)):

@@ -10,11 +10,11 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from turnout.core.config import ServerConfig
 from turnout.server import errors
 from turnout.server.bridge import EngineClient
 from turnout.server.chat import chat_routes
 from turnout.server.completions import completion_routes
+from turnout.server.config import ServerConfig
 from turnout.server.errors import unavailable
 from turnout.server.front import Front
 from turnout.server.service import Service

@@ -79,7 +79,7 @@ def _compose(command: str, args: list[str]) -> None:
     from omegaconf import DictConfig
 
     if any(arg.startswith("-") for arg in args):
-        import turnout.core.config  # noqa: F401  stores the schemas
+        import turnout.server.config  # noqa: F401  stores the schemas
     else:
         try_composing(command, overrides, found)
 
@@ -96,7 +96,8 @@ def _run(command: str, composed: object, prompt: str | None) -> int:
     from omegaconf import DictConfig
 
     from turnout.core import ModelError
-    from turnout.core.config import GenerateConfig, resolve
+    from turnout.core.config import resolve
+    from turnout.server.config import GenerateConfig
 
     assert isinstance(composed, DictConfig)
     try:

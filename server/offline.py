@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from turnout.core.build import build_engine
-from turnout.core.config import ChatConfig, Config, GenerateConfig, SamplingConfig
+from turnout.core.config import Config
 from turnout.core.engine import Engine
 from turnout.core.types import Finish, Request, Sampling
+from turnout.server.config import ChatConfig, GenerateConfig, SamplingConfig
 from turnout.server.console import Loading
 from turnout.server.text import Detokenizer, Text
 

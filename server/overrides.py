@@ -95,7 +95,7 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    import turnout.core.config  # noqa: F401  stores the schemas
+    import turnout.server.config  # noqa: F401  stores the schemas
 
     GlobalHydra.instance().clear()
     with initialize_config_module("turnout.conf", version_base=None):

@@ -49,8 +49,8 @@ def max_tokens_of(wanted: int | None, default: int | None, num_prompt: int, info
     if wanted is None and rest > 0:
         return rest if default is None else min(default, rest)
     new = wanted if wanted is not None else 1
-    if new > rest:
-        cache = f", and the server's cache holds {info.capacity}" if longest < info.max_model_len else ""
+    if new > rest or num_prompt > info.capacity:
+        cache = f", and the server's cache holds {info.capacity}" if info.capacity < info.max_model_len else ""
         raise bad_request(
             f"the context length is {info.max_model_len} tokens{cache}, but {num_prompt + new} were asked for: "
             f"{num_prompt} in the prompt and {'at least ' if wanted is None else ''}{new} in the answer; "

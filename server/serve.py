@@ -19,9 +19,10 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnout.core import plugins
-from turnout.core.config import Config, ServerConfig, chosen, to_container
+from turnout.core.config import chosen, to_container
 from turnout.core.plugins import PluginError
 from turnout.server.bridge import EngineError, EngineProcess
+from turnout.server.config import ServeConfig, ServerConfig
 from turnout.server.console import Loading, welcome
 from turnout.server.stopping import Stopping
 
@@ -35,7 +36,7 @@ KEEP_ALIVE = 60  # seconds that an idle connection stays open
 Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (application, what to print when it is ready)
 
 
-def serve(config: Config) -> int:
+def serve(config: ServeConfig) -> int:
     """Serve until told to stop. Returns the exit code.
 
     0: told to stop, and did. 1: the port is taken, loading failed, or the engine failed while serving.

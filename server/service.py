@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
-from turnout.core.config import ServerConfig
 from turnout.server.bridge import EngineClient
+from turnout.server.config import ServerConfig
 from turnout.server.errors import ApiError, bad_request, show, unavailable
 from turnout.server.marks import Names
 from turnout.server.metrics import Metrics

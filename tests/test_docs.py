@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from turnout.core import hooks, plugins
-from turnout.core.config import Limits, SamplingConfig, ServerConfig
+from turnout.core.config import Limits
+from turnout.server.config import SamplingConfig, ServerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, Sampling, Scheduler
-from turnout.core.blocks import PagedBlocks
 from turnout.core.engine import Engine
 from turnout.core.runner import ModelRunner
 from turnout.core.testing import check_balance, make_engine, serve_all
@@ -18,6 +17,7 @@ from turnout.core.types import KVSpec
 from turnout.plugins import native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized

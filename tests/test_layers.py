@@ -16,7 +16,7 @@ import pytest
 import turnout.core
 
 ROOT = Path(__file__).parents[1]
-OURS = ("core", "plugins", "conf", "server")
+OURS = ("core", "plugins", "conf", "server", "testing")
 FILES = sorted(file for folder in OURS for file in (ROOT / folder).rglob("*.py"))
 PLUGINS = [file for file in FILES if file.is_relative_to(ROOT / "plugins")]
 CORE = [file for file in FILES if file.is_relative_to(ROOT / "core")]
@@ -74,13 +74,12 @@ def test_what_plugins_share_knows_no_core(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PLUGINS, ids=name)
 def test_a_plugin_imports_public_names_of_the_core_and_its_own_package(file: Path) -> None:
-    """`turnout.core.testing` is public as well: it holds the suites plugin authors run. Our plugins share a library of
-    kernels and a cache folder among themselves; neither knows the core."""
+    """Our plugins share a library of kernels and a cache folder among themselves; neither knows the core."""
     own = ".".join(module(file).split(".")[:3])  # turnout.plugins.SLOT
     for source, item in imports(file):
         if source.split(".")[0] != "turnout" or source == own or source.startswith(own + "."):
             continue
-        if source.split(".")[:3] == ["turnout", "core", "testing"] or f"{source}.{item}".startswith(SHARED):
+        if f"{source}.{item}".startswith(SHARED):
             continue
         assert source == "turnout.core" and item in turnout.core.__all__, f"{name(file)} imports {source}.{item}"
 
@@ -114,6 +113,5 @@ def test_importing_the_core_brings_no_model_library_no_server_and_no_configurati
 
 
 def test_a_newcomer_reads_the_core_in_an_hour() -> None:
-    """Without core/testing, which is for authors of plugins and grows with every contract's rules."""
-    lines = {name(file): len(file.read_text().splitlines()) for file in CORE if "testing" not in file.parts}
+    lines = {name(file): len(file.read_text().splitlines()) for file in CORE}
     assert sum(lines.values()) < 2500, f"core/ has {sum(lines.values())} lines: {lines}"

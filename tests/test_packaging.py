@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("conf", "core", "plugins", "server")
+FOLDERS = ("conf", "core", "plugins", "server", "testing")
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec, Request, Sampling
-from turnout.core.blocks import PagedBlocks
 from turnout.core.engine import Engine
 from turnout.core.runner import ModelRunner
 from turnout.core.testing import make_engine
+from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
 LAYER = LayerSpec(1, 1, 8, 1.0)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from turnout.core import Request, Sampling
-from turnout.core.blocks import PagedBlocks
 from turnout.core.testing import continuation, make_engine, serve_all
+from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.scheduler import FCFS
 
 

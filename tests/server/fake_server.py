@@ -18,9 +18,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from turnout.core.config import ServerConfig
 from turnout.core.types import Request, Sampling
 from turnout.server.bridge import EngineClient, EngineError, EngineProcess
+from turnout.server.config import ServerConfig
 from turnout.server.serve import run
 
 TIMEOUT = 20.0  # seconds a test waits for anything

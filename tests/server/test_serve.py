@@ -16,8 +16,8 @@ import psutil
 import pytest
 from fake_server import serving, wait_until
 
-from turnout.core.config import ServerConfig
 from turnout.core.plugins import PluginError
+from turnout.server.config import ServerConfig
 from turnout.server.serve import _check_same, _url, listen
 
 

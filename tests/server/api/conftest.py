@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from turnout.core.config import ServerConfig
 from turnout.server.app import create_app
+from turnout.server.config import ServerConfig
 from turnout.server.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name

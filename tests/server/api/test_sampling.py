@@ -10,9 +10,9 @@ import pytest
 from callers import BOTH, Api
 from scripted import ScriptedEngine
 
-from turnout.core.config import ServerConfig
 from turnout.core.types import Sampling
 from turnout.server.app import create_app
+from turnout.server.config import ServerConfig
 from turnout.server.sampling import DEFAULTED
 from turnout.server.text import Text
 

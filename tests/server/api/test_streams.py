@@ -11,11 +11,11 @@ import pytest
 from callers import BOTH, Api, live, until
 from scripted import ScriptedEngine
 
-from turnout.core.config import ServerConfig
 from turnout.core.types import Request
 from turnout.server import streams
 from turnout.server.app import create_app
 from turnout.server.bridge import EngineError
+from turnout.server.config import ServerConfig
 from turnout.server.text import Text
 
 

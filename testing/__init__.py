@@ -3,9 +3,9 @@
 `turnout plugins check SLOT=NAME` runs `check_component`; tests may call the pieces themselves.
 """
 
-from turnout.core.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
-from turnout.core.testing.checks import Checked, check_component
-from turnout.core.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
+from turnout.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
+from turnout.testing.checks import Checked, check_component
+from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 
 __all__ = [
     "AttentionCase",

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnout.core.blocks import PagedBlocks
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
+from turnout.plugins.blocks.paged import PagedBlocks
 
 VOCAB = 997
 

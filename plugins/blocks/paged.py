@@ -14,7 +14,7 @@ import itertools
 from array import array
 from dataclasses import dataclass
 
-from turnout.core.types import Request
+from turnout.core import Request
 
 Key = tuple[int | str | None, bytes]  # a first block's parent is the salt: a str or None, never an int
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from turnout.core.plugins import SLOTS
-from turnout.core.testing.attention import attention_cases, run_attention
-from turnout.core.testing.fake import check_balance, continuation, make_engine, serve_all
 from turnout.core.types import Request, Sampling
+from turnout.testing.attention import attention_cases, run_attention
+from turnout.testing.fake import check_balance, continuation, make_engine, serve_all
 
 
 @dataclass(frozen=True)

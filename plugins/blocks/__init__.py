@@ -1,0 +1,9 @@
+"""Block managers."""
+
+from turnout.core import BlockManager, Register, hookimpl
+from turnout.plugins.blocks.paged import PagedBlocks
+
+
+@hookimpl
+def register_block_managers(register: Register[BlockManager]) -> None:
+    register("paged", PagedBlocks)
