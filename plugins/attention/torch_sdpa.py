@@ -27,6 +27,7 @@ class Decodes(NamedTuple):
     rows: Tensor | None  # int64 [B]; None: the batch holds nothing else
     table: Tensor  # int64 [B * W]
     mask: Tensor | None  # [B, 1, 1, W * block_size], added to the logits: 0 or -inf; None: every key counts
+    stale: Tensor | None  # int64 [N], of the B * W * block_size gathered, those no request of the group wrote
 
 
 class Prefill(NamedTuple):
@@ -112,11 +113,14 @@ def _decodes(
     seen = table[torch.tensor(group, device=device), : -(-longest // block_size)]
     at = torch.arange(seen.shape[1] * block_size, device=device)
     mask = at < lens[:, None]
+    stale = (~mask).flatten().nonzero()[:, 0]
     if layer.window is not None:
         mask &= at >= (lens - layer.window)[:, None]
     rows = None if starts is None else torch.tensor([starts[b] for b in group], device=device)
     added = torch.zeros(mask.shape, device=device).masked_fill_(~mask, float("-inf"))
-    return Decodes(rows, seen.flatten(), None if bool(mask.all()) else added[:, None, None])
+    return Decodes(
+        rows, seen.flatten(), None if bool(mask.all()) else added[:, None, None], stale if len(stale) else None
+    )
 
 
 def _prefill(rows: slice, num_q: int, num_k: int, table: Tensor, layer: LayerSpec, block_size: int) -> Prefill:
@@ -139,8 +143,7 @@ def _attend_decodes(
     """q: [B, heads, head_dim]. Heads that share keys become the query dimension, so no key is repeated."""
     q = q.reshape(q.shape[0], layer.num_kv_heads, -1, q.shape[-1])  # [B, kv_heads, group, head_dim]
     k, v = (
-        side.index_select(0, group.table).view(len(q), -1, *side.shape[2:]).transpose(1, 2).to(q.dtype)
-        for side in (keys, values)
+        _gather(side, group).view(len(q), -1, *side.shape[2:]).transpose(1, 2).to(q.dtype) for side in (keys, values)
     )
     mask = None if group.mask is None else group.mask.to(q.dtype)
     if layer.softcap is None and sinks is None:
@@ -149,6 +152,12 @@ def _attend_decodes(
         sinks = None if sinks is None else sinks.view(1, layer.num_kv_heads, -1, 1)
         out = _open_attention(q, k, v, None if mask is None else mask == 0, layer, sinks)
     return out.flatten(1, 2)
+
+
+def _gather(side: Tensor, group: Decodes) -> Tensor:
+    """[B * W * block_size, kv_heads, dim]. What others left behind becomes 0: NaN would outlive a weight of 0."""
+    found = side.index_select(0, group.table).flatten(0, 1)
+    return found if group.stale is None else found.index_fill_(0, group.stale, 0.0)
 
 
 def _attend_prefill(

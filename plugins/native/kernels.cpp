@@ -23,7 +23,7 @@ typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 
 constexpr int TILE = 64;           // keys visited together
-constexpr int ROWS = 48;           // query rows (queries x heads sharing a key head) of one work item, at most
+constexpr int ROWS = 48;           // query rows (queries x heads sharing a key head) of one work item, or one query's
 constexpr int FEW = 8;             // up to so many rows, keys are not worth transposing
 constexpr int SPLIT = 512;         // keys of one part of a split range
 constexpr float NEVER = -INFINITY;
@@ -80,12 +80,25 @@ struct Item {  // query rows of one request and key head, over a range of keys
 
 // What is known of each row while keys are visited.
 struct State {
-    float best[ROWS], total[ROWS];
-    float* out;  // [rows, v_dim]
+    float *best, *total;  // [rows]
+    float* out;           // [rows, v_dim]
+};
+
+// The numbers behind states of so many rows each.
+struct Sums {
+    std::vector<float> numbers;
+    int64_t rows, v_dim;
+    Sums(int64_t count, int64_t rows, int64_t v_dim) : numbers(count * rows * (v_dim + 2)), rows(rows), v_dim(v_dim) {}
+    State state(int64_t i) {
+        float* at = numbers.data() + i * rows * (v_dim + 2);
+        return {at, at + rows, at + 2 * rows};
+    }
 };
 
 struct Scratch {
-    std::vector<float> keys, logits, out;
+    std::vector<float> keys, logits;
+    std::vector<const float*> rows;
+    Scratch(int64_t num_rows, int64_t dim) : keys(dim * TILE), logits(num_rows * TILE), rows(num_rows) {}
 };
 
 inline const float* row(const float* cache, const Plan& p, int request, int key, int kv_head, int64_t dim) {
@@ -202,7 +215,7 @@ void visit(const Plan& p, const Item& item, const float* q, const float* kc, con
     int query0 = p.query_start[item.request];
     int num_queries = p.query_start[item.request + 1] - query0;
     int offset = p.kv_lens[item.request] - num_queries;  // position of the request's first query
-    const float* rows_of[ROWS];
+    const float** rows_of = s.rows.data();
     for (int r = 0; r < rows; r++) {
         int query = item.first_query + r / group, head = item.kv_head * group + r % group;
         rows_of[r] = q + ((int64_t)(query0 + query) * p.heads + head) * p.dim;
@@ -210,8 +223,6 @@ void visit(const Plan& p, const Item& item, const float* q, const float* kc, con
         state.total[r] = 0;
     }
     std::memset(state.out, 0, rows * p.v_dim * sizeof(float));
-    s.logits.resize(ROWS * TILE);
-    s.keys.resize(p.dim * TILE);
     const float *keys[TILE], *values[TILE];
     for (int first = item.first_key; first < item.end_key; first += TILE) {
         int num = std::min(TILE, item.end_key - first);
@@ -319,23 +330,23 @@ void turnout_attend(const Plan* plan, const float* q, const float* k, const floa
     }
     int64_t num_parts, group = p.heads / p.kv_heads;
     std::vector<Item> items = work(p, num_parts);
-    std::vector<State> parts(num_parts);
-    std::vector<float> sums(num_parts * group * p.v_dim);
-    for (int64_t i = 0; i < num_parts; i++) parts[i].out = sums.data() + i * group * p.v_dim;
+    std::vector<State> parts;
+    Sums sums(num_parts, group, p.v_dim);  // a part has one query
+    for (int64_t i = 0; i < num_parts; i++) parts.push_back(sums.state(i));
     int64_t size = 0;
     for (const Item& item : items) size += (int64_t)item.num_queries * group * (item.end_key - item.first_key);
     int threads = size * p.dim < 32768 ? 1 : (int)p.threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        Scratch scratch;
-        scratch.out.resize(ROWS * p.v_dim);
+        int64_t rows = std::max<int64_t>(ROWS, group);
+        Scratch scratch(rows, p.dim);
+        Sums own(1, rows, p.v_dim);
 #pragma omp for schedule(dynamic)
         for (size_t i = 0; i < items.size(); i++) {
             if (items[i].part >= 0) {
                 visit(p, items[i], q, kc, vc, parts[items[i].part], scratch);
             } else {
-                State state;
-                state.out = scratch.out.data();
+                State state = own.state(0);
                 visit(p, items[i], q, kc, vc, state, scratch);
                 finish(p, items[i], state, sinks, out);
             }
