@@ -1,0 +1,121 @@
+"""Real engines in this process, on tiny models: for tests that go through every layer without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from turnout.core import Preemption, Request, Scheduler
+from turnout.core.engine import Engine
+from turnout.core.testing import make_engine
+from turnout.core.types import EngineInfo, KVSpec, Output
+from turnout.plugins.attention.cpu import CpuAttention
+from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.blocks import PagedBlocks
+from turnout.plugins.loader.model import Model
+from turnout.plugins.preemption import Recompute
+from turnout.plugins.runner import LocalRunner
+from turnout.plugins.scheduler import FCFS
+
+BACKENDS: dict[str, Callable[[], Any]] = {"torch": TorchAttention, "cpu": CpuAttention}
+
+
+def engine_on(
+    model: Model,
+    scheduler: Scheduler | None = None,
+    *,
+    attention: str = "torch",
+    num_blocks: int = 64,
+    block_size: int = 16,
+    preemption: Preemption | None = None,
+    prefix_cache: bool = True,
+    **budgets: Any,
+) -> Engine:
+    """An engine whose runner computes with `model`."""
+    policy = preemption or Recompute()
+    limits = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, "max_model_len": model.info.max_len} | budgets
+    engine = make_engine(
+        scheduler or FCFS(),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        preemption=policy,
+        blocks=PagedBlocks(block_size, prefix_cache=prefix_cache),
+        **limits,
+    )
+    engine.info = replace(engine.info, model="tiny", vocab_size=model.info.vocab_size)
+    spec = KVSpec(model.info.layers, block_size, num_blocks)
+    device = torch.device("cpu")
+    engine._runner = runner = LocalRunner()
+    runner.start(model, BACKENDS[attention](), spec, model.info.dtype, device, policy.num_host_blocks)
+    return engine
+
+
+def words(num: int, seed: int = 0) -> list[int]:
+    """A prompt of `num` token ids that every model of these tests knows, none of them special."""
+    dice = random.Random(seed)
+    return [dice.randrange(20, 900) for _ in range(num)]
+
+
+def outputs_of(engine: Engine, requests: Sequence[Request]) -> dict[str, list[Output]]:
+    """Everything the engine says about the requests, which start together."""
+    found: dict[str, list[Output]] = {request.id: [] for request in requests}
+    for output in engine.generate(requests):
+        found[output.request_id].append(output)
+    return found
+
+
+class LocalEngine:
+    """The engine client of the HTTP layer over an engine in this process: it steps whenever the event loop is idle."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.on_step: Callable[[], None] = lambda: None
+        self._streams: dict[str, asyncio.Queue[Output | Exception]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    @property
+    def stats(self) -> Any:
+        return self.engine.stats
+
+    def trouble(self) -> str | None:
+        return None
+
+    async def generate(self, request: Request) -> AsyncIterator[Output]:
+        self.engine.add(request)
+        stream = self._streams[request.id] = asyncio.Queue()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drive())
+        try:
+            while True:
+                output = await stream.get()
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+                if output.finish:
+                    return
+        finally:
+            del self._streams[request.id]
+            self.engine.abort(request.id)
+
+    async def _drive(self) -> None:
+        for _ in range(5):  # whoever asks at the same time starts in the same step
+            await asyncio.sleep(0)
+        try:
+            while self.engine.busy:
+                for output in self.engine.step():
+                    if output.request_id in self._streams:
+                        self._streams[output.request_id].put_nowait(output)
+                self.on_step()
+                await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+            for stream in self._streams.values():
+                stream.put_nowait(error)
