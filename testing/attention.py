@@ -65,9 +65,7 @@ def run_attention(backend: AttentionBackend[Any, Any], case: AttentionCase, seed
     (cache,) = backend.allocate(KVSpec((layer,), size, num_blocks), case.dtype, torch.device(case.device))
     for tensor in cache if isinstance(cache, tuple) else (cache,):
         if tensor.is_floating_point():
-            tensor.fill_(
-                float("nan")
-            )  # what a request that failed may leave behind: one value read by mistake spoils all
+            tensor.fill_(float("nan"))  # as a request that failed may leave it: one value read by mistake spoils all
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype)
