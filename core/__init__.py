@@ -1,5 +1,6 @@
 """What a plugin may import."""
 
+from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Register, RegisterPresets, hookimpl
 from turnout.core.interfaces import (
@@ -10,12 +11,17 @@ from turnout.core.interfaces import (
     Model,
     ModelInfo,
     ModelLoader,
+    ModelRunner,
     Preemption,
     Quantizer,
+    Runner,
     Scheduler,
+    SharingBlocks,
 )
 from turnout.core.types import (
     Batch,
+    BlockMoves,
+    BlockStats,
     Chunk,
     ContractError,
     Finish,
@@ -23,11 +29,14 @@ from turnout.core.types import (
     LayerSpec,
     Logprobs,
     ModelError,
+    Move,
     Output,
     PreemptMode,
     Request,
+    Result,
     Sampling,
     Step,
+    StepReport,
 )
 
 __all__ = [
@@ -35,6 +44,8 @@ __all__ = [
     "AttentionBackend",
     "Batch",
     "BlockManager",
+    "BlockMoves",
+    "BlockStats",
     "Capabilities",
     "Chunk",
     "ContractError",
@@ -47,6 +58,8 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "ModelLoader",
+    "ModelRunner",
+    "Move",
     "Output",
     "PreemptMode",
     "Preemption",
@@ -54,8 +67,13 @@ __all__ = [
     "Register",
     "RegisterPresets",
     "Request",
+    "Result",
+    "Runner",
     "Sampling",
     "Scheduler",
+    "SharingBlocks",
     "Step",
+    "StepCost",
+    "StepReport",
     "hookimpl",
 ]

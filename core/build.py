@@ -14,9 +14,17 @@ import torch
 from turnout.core import plugins
 from turnout.core.config import Config, Limits, chosen, to_container
 from turnout.core.engine import Engine
-from turnout.core.interfaces import AUTO_ORDER, BlockManager, Capabilities, Model, ModelInfo, ModelLoader
+from turnout.core.interfaces import (
+    AUTO_ORDER,
+    BlockManager,
+    Capabilities,
+    Model,
+    ModelInfo,
+    ModelLoader,
+    ModelRunner,
+    SharingBlocks,
+)
 from turnout.core.plugins import Plugins
-from turnout.core.runner import ModelRunner
 from turnout.core.types import EngineInfo, KVSpec, LayerSpec, ModelError
 
 Progress = Callable[[str, float], None]  # (what is being done, share done)
@@ -45,8 +53,9 @@ def build_engine(
     blocks: BlockManager = config.blocks
     num_blocks, note = _cache_size(config, info, max_model_len, served)
     spec = KVSpec(info.layers, blocks.block_size, num_blocks)
-    host = config.preemption.num_host_blocks
-    runner = ModelRunner(served, config.attention, spec, info.dtype, info.device, host)
+    host = config.preemption.num_host_blocks + (blocks.num_host_blocks if isinstance(blocks, SharingBlocks) else 0)
+    runner: ModelRunner = config.runner
+    runner.start(served, config.attention, spec, info.dtype, info.device, host)
     engine_info = EngineInfo(
         model=config.model,
         path=path,

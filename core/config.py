@@ -48,6 +48,7 @@ class Config:
     preemption: Any = MISSING
     blocks: Any = MISSING
     quant: Any = MISSING
+    runner: Any = MISSING
     limits: Limits = field(default_factory=Limits)
 
 

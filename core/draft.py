@@ -6,13 +6,14 @@ and whatever a faulty scheduler took can be given back whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from typing import TYPE_CHECKING
 
-from turnout.core.types import Chunk, ContractError, PreemptMode, Request, Step
+from turnout.core.cost import Load, StepCost
+from turnout.core.types import BlockMoves, Chunk, ContractError, Move, PreemptMode, Request, Step
 
 if TYPE_CHECKING:
-    from turnout.core.interfaces import BlockManager
+    from turnout.core.interfaces import BlockManager, SharingBlocks
     from turnout.core.swap import Swapper
 
 
@@ -28,16 +29,22 @@ class Draft:
         swapper: Swapper,
         waiting: Mapping[str, Request],
         running: Mapping[str, Request],
+        kept: dict[str, Request],
+        cost: StepCost,
         *,
         max_tokens: int,
         max_seqs: int,
+        sharing: SharingBlocks | None = None,
         now: float = 0.0,
     ) -> None:
-        self._blocks, self._swapper, self._waiting, self._running = blocks, swapper, waiting, running
+        self._blocks, self._swapper, self._sharing = blocks, swapper, sharing
+        self._waiting, self._running, self._kept = waiting, running, kept
         self._chunks: dict[str, Chunk] = {}
         self._preempted: dict[str, Request] = {}
         self._attached: list[Request] = []  # admitted in this step
         self._open = True
+        self._decodes = self._decode_keys = self._prefill_tokens = self._prefill_keys = 0
+        self.cost = cost  # what a step costs, learned from finished ones
         self.reasons: dict[str, str] = {}
         self.now = now  # seconds on the engine's clock: the only time a scheduler may look at
         self.tokens_left = max_tokens
@@ -54,16 +61,32 @@ class Draft:
         return self._blocks.num_free
 
     @property
+    def num_host_free(self) -> int:
+        """Host blocks that a victim's blocks can still be swapped to."""
+        return self._swapper.num_free
+
+    @property
     def preempted(self) -> bool:
         """Whether this step sends a request back to wait: admitting others now would take the room just made."""
         return bool(self._preempted)
+
+    @property
+    def load(self) -> Load:
+        """What was taken so far."""
+        moved = self._swapper.num_moves
+        return Load(self._prefill_tokens, self._prefill_keys, self._decodes, self._decode_keys, moved)
 
     def cached(self, request: Request) -> int:
         """Tokens a prefix hit would save a waiting request. A peek; changes nothing."""
         return 0 if request.blocks or request.host_blocks else self._blocks.cached(request)
 
+    def fits(self, request: Request, seconds: float) -> int:
+        """How many tokens of the request can join the step before it is expected to take more than `seconds`."""
+        start = request.num_computed or (0 if request.id in self._running else self.cached(request))
+        return self.cost.fits(self.load, start, seconds)
+
     def explain(self, request: Request, reason: str) -> None:
-        """Say why a request waits."""
+        """Say why a request waits, or why it was preempted that way. Shown in the step log and by `why`."""
         self.reasons[request.id] = reason
 
     def take(self, request: Request, limit: int | None = None) -> int:
@@ -78,23 +101,51 @@ class Draft:
         running = self._running.get(rid) is request
         if not running and self._waiting.get(rid) is not request:
             raise ContractError(self._broken("take", rid, limit))
-        if self.tokens_left <= 0 or (not running and self.seats_left <= 0):
+        left = self.tokens_left
+        if left <= 0 or (not running and self.seats_left <= 0):
+            self.reasons[rid] = "the step's tokens are all taken" if left <= 0 else "every seat is taken"
             return 0
         scored = request.sampling.prompt_logprobs is not None and request.num_scored < request.num_prompt - 1
         if not running and not request.host_blocks and not scored:  # a cached prefix has no logits to score
-            self._blocks.attach(request)
+            self._attach(request)
         start, pending = request.num_computed, len(request.tokens) - request.num_computed
-        count = min(pending, self.tokens_left, limit or pending, SCORED_CHUNK if scored else pending)
-        if not self._blocks.grow(request, start + count):
+        count = min(pending, left, limit or pending, SCORED_CHUNK if scored else pending)
+        if not (self._blocks.grow(request, start + count) or self._reclaim(request, start + count)):
             if not running:
                 self._withdraw(request)
+            self.reasons[rid] = "out of blocks"
             return 0
         if not running:
             self._swapper.bring_back(request)
             self._attached.append(request)
             self.seats_left -= 1
         self._chunks[rid] = Chunk(request, start, count, count == pending and request.sampling.max_tokens > 0)
-        self.tokens_left -= count
+        self.tokens_left = left - count
+        if count == 1:
+            self._decodes += 1
+            self._decode_keys += start + 1
+        else:
+            self._prefill_tokens += count
+            self._prefill_keys += count * start + count * (count + 1) // 2
+        return count
+
+    def insist(self, request: Request, *pools: MutableSequence[Request], limit: int | None = None) -> int:
+        """Take, preempting others while blocks are short: victims come from the first pool, then the next, each picked
+        by the preemption policy and removed from its pool. A running request that finds no victim gives way itself.
+
+        Returns the tokens taken, as `take` does. Pools hold running requests that are not in this step yet.
+        """
+        while not (count := self.take(request, limit)):
+            if self.tokens_left <= 0 or (request.id not in self._running and self.seats_left <= 0):
+                return 0
+            pool = next((pool for pool in pools if pool), None)
+            if pool is None:
+                if request.id in self._running:
+                    self.preempt(request)
+                return 0
+            victim = pool[-1] if len(pool) == 1 else self._swapper.policy.victim(tuple(pool), self)
+            pool.remove(victim)
+            self.preempt(victim)
         return count
 
     def preempt(self, request: Request, mode: PreemptMode | None = None) -> None:
@@ -105,7 +156,7 @@ class Draft:
         rid = request.id
         if not self._open or rid in self._chunks or rid in self._preempted or self._running.get(rid) is not request:
             raise ContractError(self._broken("preempt", rid, None))
-        self._swapper.preempt(request, mode)
+        self._swapper.preempt(request, mode, self)
         self._preempted[rid] = request
         self.seats_left += 1
 
@@ -113,7 +164,14 @@ class Draft:
         """Close the draft. The core calls it; afterwards `take` and `preempt` raise."""
         self._open = False
         out, back = self._swapper.moves()
-        return Step(tuple(self._chunks.values()), tuple(self._preempted.values()), out, back)
+        copies: tuple[Move, ...] = ()
+        if self._sharing is not None:
+            moves = self._sharing.moves()
+            first = self._swapper.num_blocks  # the manager's host blocks lie behind those for preempted requests
+            out += tuple(Move(m.source, m.target + first) for m in moves.out)
+            back += tuple(Move(m.source + first, m.target) for m in moves.back)
+            copies = moves.copies
+        return Step(tuple(self._chunks.values()), tuple(self._preempted.values()), out, copies, back)
 
     def undo(self) -> list[Request]:
         """Give back what the draft took, after a fault of the scheduler. Returns the running requests that lost their
@@ -125,7 +183,28 @@ class Draft:
         for request in lost:
             self._blocks.release(request)
         self._swapper.undo()
+        if self._sharing is not None and self._sharing.moves() != BlockMoves():
+            self._sharing.settle(False)
         return lost + list(self._preempted.values())
+
+    def _attach(self, request: Request) -> None:
+        """Give a request the blocks of its parent, if that is there and begins alike; else those of a cached prefix."""
+        if request.parent is not None and self._sharing is not None:
+            parent = self._running.get(request.parent) or self._kept.get(request.parent)
+            if parent is not None and parent.blocks and parent.salt == request.salt:
+                shared = min(parent.num_computed, len(request.tokens) - 1)
+                if shared and parent.tokens[:shared] == request.tokens[:shared]:
+                    self._sharing.fork(parent, request, shared)
+                    return
+        self._blocks.attach(request)
+
+    def _reclaim(self, request: Request, num_tokens: int) -> bool:
+        """Out of blocks: give up what finished requests keep, the oldest first, until the request has room."""
+        while self._kept:
+            self._blocks.release(self._kept.pop(next(iter(self._kept))))
+            if self._blocks.grow(request, num_tokens):
+                return True
+        return False
 
     def _withdraw(self, request: Request) -> None:
         """Free a waiting request's blocks; what it has in host memory stays good."""

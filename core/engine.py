@@ -14,13 +14,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Hooks
-from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler
-from turnout.core.sampler import check_request
+from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler, SharingBlocks
 from turnout.core.swap import Swapper
 from turnout.core.types import (
-    Chunk,
     ContractError,
     EngineInfo,
     Finish,
@@ -30,6 +29,7 @@ from turnout.core.types import (
     Result,
     Stats,
     Step,
+    StepReport,
     Timing,
 )
 
@@ -57,21 +57,28 @@ class Engine:
         self.info, self.stats = info, Stats(num_blocks=info.num_blocks, num_blocks_free=info.num_blocks)
         self._runner, self._scheduler, self._blocks, self._hooks, self._clock = runner, scheduler, blocks, hooks, clock
         blocks.start(info.num_blocks)
+        self._sharing = blocks if isinstance(blocks, SharingBlocks) else None
+        if self._sharing is not None:
+            self.stats.blocks = self._sharing.stats
         self._swapper = Swapper(blocks, preemption, self.stats)
+        self.cost = StepCost()
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
-        self._idle_steps = self._failed_steps = 0
+        self._unborn: dict[str, Request] = {}  # wait for their parent's prompt; no scheduler sees them yet
+        self._kept: dict[str, Request] = {}  # finished, with their blocks
+        self._number = self._idle_steps = self._failed_steps = 0
+        self._wants_added = bool(hooks.hook.request_added.get_hookimpls())
         self._wants_finished = bool(hooks.hook.request_finished.get_hookimpls())
         self._wants_steps = bool(hooks.hook.step_finished.get_hookimpls())
 
     @property
     def busy(self) -> bool:
         """Some request is not finished."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._unborn)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        return tuple(self._waiting.values())
+        return (*self._waiting.values(), *self._unborn.values())
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -80,9 +87,9 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming the limit and the number."""
         info, asked = self.info, len(request.tokens) + request.sampling.max_tokens
-        if request.id in self._waiting or request.id in self._running:
+        if any(request.id in those for those in (self._waiting, self._running, self._unborn, self._kept)):
             raise ValueError(f"request id {request.id!r} is already in use")
-        check_request(request, info.vocab_size)
+        _check_ids(request, info.vocab_size)
         if asked > info.max_model_len:
             raise ValueError(
                 f"the prompt has {len(request.tokens)} tokens and max_tokens is {request.sampling.max_tokens}: together "
@@ -95,13 +102,27 @@ class Engine:
                 f"({info.num_blocks} blocks of {info.block_size})"
             )
         request.arrived = request.arrived or self._clock()
-        self._waiting[request.id] = request
+        if request.parent is None:
+            self._waiting[request.id] = request
+        else:
+            self._unborn[request.id] = request
+            self._bear()
+        if self._wants_added:
+            self._hooks.hook.request_added(request=request)
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is. Unknown ids are ignored: it may just have finished."""
-        request = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
+        queues = (self._waiting, self._running, self._unborn)
+        request = next((queue.pop(request_id) for queue in queues if request_id in queue), None)
         if request is not None:
             self._finish(request, Finish.ABORT)
+            self._gauge()
+
+    def drop(self, request_id: str) -> None:
+        """Give back what a finished request with `keep` still holds. Harmless when that is gone."""
+        request = self._kept.pop(request_id, None)
+        if request is not None:
+            self._blocks.release(request)
             self._gauge()
 
     def step(self) -> list[Output]:
@@ -109,16 +130,26 @@ class Engine:
 
         Raises ContractError when the scheduler breaks a rule; every block is whole then, and no request is lost.
         """
-        began = time.perf_counter()
-        step = self._schedule()
-        scheduled = time.perf_counter()
+        began = self._clock()
+        draft = self._draft(began)
+        step, scheduled = self._schedule(draft), self._clock()
         result = self._compute(step)
-        outputs = self._fail(step, result) if isinstance(result, Exception) else self._account(step, result)
-        self.stats.schedule_seconds = scheduled - began
-        self.stats.step_seconds = time.perf_counter() - began
+        ended = self._clock()
+        if self._sharing is not None:
+            self._sharing.settle(isinstance(result, Result))
+        if isinstance(result, Result):
+            outputs = self._account(step, result, began, ended)
+            if step.chunks:
+                self.cost.observe(draft.load, ended - began)
+        else:
+            outputs = self._fail(step, result, ended)
+        self._number += 1
+        self.stats.schedule_seconds, self.stats.step_seconds = scheduled - began, ended - began
         self._gauge()
         if self._wants_steps:
-            self._hooks.hook.step_finished(step=step, seconds=self.stats.step_seconds)
+            self._tell(
+                step, result, StepReport(self._number, began, scheduled, ended, (), draft.reasons, *self._counts())
+            )
         return outputs
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Output]:
@@ -137,19 +168,25 @@ class Engine:
             for request_id in ids:
                 self.abort(request_id)
 
-    def _schedule(self) -> Step:
-        info, waiting, running = self.info, self._waiting, self._running
-        draft = Draft(
+    def _draft(self, now: float) -> Draft:
+        return Draft(
             self._blocks,
             self._swapper,
-            waiting,
-            running,
-            max_tokens=info.max_num_batched_tokens,
-            max_seqs=info.max_num_seqs,
-            now=self._clock(),
+            self._waiting,
+            self._running,
+            self._kept,
+            self.cost,
+            max_tokens=self.info.max_num_batched_tokens,
+            max_seqs=self.info.max_num_seqs,
+            sharing=self._sharing,
+            now=now,
         )
+
+    def _schedule(self, draft: Draft) -> Step:
+        if self._sharing is not None:
+            self._sharing.begin(draft.now)
         try:
-            self._scheduler.schedule(tuple(waiting.values()), tuple(running.values()), draft)
+            self._scheduler.schedule(tuple(self._waiting.values()), tuple(self._running.values()), draft)
             step = draft.freeze()
             self._watch_progress(step)
         except Exception as error:
@@ -174,7 +211,7 @@ class Engine:
 
     def _compute(self, step: Step) -> Result | Exception:
         if not (step.chunks or step.swap_out):
-            return Result([])
+            return Result([])  # copies and swap_in serve chunks
         try:
             result = self._runner.run(step)
             self._failed_steps = 0
@@ -186,23 +223,26 @@ class Engine:
             log.exception("a step of %d requests failed; they get an error, the others go on", len(step.chunks))
             return error
 
-    def _account(self, step: Step, result: Result) -> list[Output]:
+    def _account(self, step: Step, result: Result, began: float, now: float) -> list[Output]:
         self._swapper.done()
-        now, index, outputs = self._clock(), 0, []
-        waiting, blocks, scores = self._waiting, self._blocks, result.scores
+        index, num_tokens, outputs, size = 0, 0, [], self.info.block_size
+        waiting, publish, scores = self._waiting, self._blocks.publish, result.scores
         tokens, logprobs, errors = result.tokens, result.logprobs, result.errors
-        for chunk in step.chunks:
-            request = chunk.request
+        for request, start, count, samples in step.chunks:
             rid = request.id
             if rid in waiting:
-                self._admit(chunk, now)
-            end = request.num_computed = chunk.start + chunk.num_tokens
+                self._admit(request, start, began)
+            num_tokens += count
+            end = request.num_computed = start + count
+            if start < request.furthest:
+                self.stats.recomputed_tokens += min(end, request.furthest) - start
             request.furthest = max(request.furthest, end)
-            blocks.publish(request)
+            if end % size < count:  # a block became full
+                publish(request)
             scored = tuple(scores.get(rid, ())) if scores else ()
             request.num_scored += len(scored)
-            if not chunk.samples:
-                done = request.sampling.max_tokens == 0 and request.num_computed == len(request.tokens)
+            if not samples:
+                done = request.sampling.max_tokens == 0 and end == len(request.tokens)
                 if done or scored:
                     outputs.append(self._output(request, (), Finish.LENGTH if done else None, (), scored, None, now))
                 continue
@@ -216,24 +256,37 @@ class Engine:
                 request.first_token_at = now
             finish = self._verdict(request, token)
             if finish is None and not scored and shown is None:
-                outputs.append(Output(rid, (token,), num_cached=request.num_cached))  # the common case, kept cheap
+                outputs.append(Output(rid, (token,), None, (), (), None, request.num_cached))  # the common, cheap case
             else:
                 marks = () if shown is None else (shown,)
                 outputs.append(self._output(request, (token,), finish, marks, scored, None, now))
-        self.stats.generated_tokens += index - len(errors)
+        if self._unborn:
+            self._bear()
+        self.stats.generated_tokens += index
         self.stats.num_steps += 1
-        self.stats.step_tokens = step.num_tokens
+        self.stats.step_tokens = num_tokens
         return outputs
 
-    def _admit(self, chunk: Chunk, now: float) -> None:
+    def _admit(self, request: Request, start: int, began: float) -> None:
         """A waiting request ran."""
-        request = chunk.request
         self._running[request.id] = self._waiting.pop(request.id)
         if request.scheduled_at is None:
-            request.scheduled_at = now - self.stats.step_seconds
-            request.num_cached = chunk.start
+            request.scheduled_at = began
+            request.num_cached = start
             self.stats.prompt_tokens += request.num_prompt
-            self.stats.cached_tokens += chunk.start
+            self.stats.cached_tokens += start
+
+    def _bear(self) -> None:
+        """Let those wait in line whose parent has computed its prompt, or is gone. They go first: it has waited."""
+        born = {}
+        for child in self._unborn.values():
+            rid, queues = child.parent, (self._running, self._waiting, self._unborn)
+            parent = next((queue[rid] for queue in queues if rid in queue), None)
+            if parent is None or parent.num_generated:
+                born[child.id] = child
+        for rid in born:
+            del self._unborn[rid]
+        self._waiting = born | self._waiting
 
     @staticmethod
     def _verdict(request: Request, token: int) -> Finish | None:
@@ -260,29 +313,60 @@ class Engine:
             self._finish(request, finish)
         return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
 
-    def _fail(self, step: Step, error: Exception) -> list[Output]:
+    def _fail(self, step: Step, error: Exception, now: float) -> list[Output]:
         """The forward pass failed: its requests end with an error, whose cause may be any of them."""
         self._swapper.undo()
-        now, message = self._clock(), f"the step failed: {type(error).__name__}: {error}"
+        message = f"the step failed: {type(error).__name__}: {error}"
         for chunk in step.chunks:
             self._waiting.pop(chunk.request.id, None)
         return [self._output(chunk.request, (), Finish.ERROR, (), (), message, now) for chunk in step.chunks]
 
     def _finish(self, request: Request, why: Finish) -> None:
         request.finish = why
-        self._blocks.release(request)
+        if request.keep and why in (Finish.STOP, Finish.LENGTH):
+            self._kept[request.id] = request
+        else:
+            self._blocks.release(request)
         self._swapper.drop(request)
         self.stats.finished[why.value] = self.stats.finished.get(why.value, 0) + 1
         if self._wants_finished:
             self._hooks.hook.request_finished(request=request)
 
     def _back_to_waiting(self, requests: Iterable[Request]) -> None:
-        back = {request.id: self._running.pop(request.id) for request in requests}
+        oldest_first = sorted(requests, key=lambda request: request.arrived)
+        back = {request.id: self._running.pop(request.id) for request in oldest_first}
         if back:
             self._waiting = back | self._waiting
 
+    def _tell(self, step: Step, result: Result | Exception, report: StepReport) -> None:
+        if isinstance(result, Result):
+            report = report._replace(tokens=result.tokens)
+        else:
+            report = report._replace(error=f"{type(result).__name__}: {result}")
+        self._hooks.hook.step_finished(step=step, seconds=report.ended - report.began, report=report)
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Waiting, running, free blocks."""
+        return len(self._waiting) + len(self._unborn), len(self._running), self._blocks.num_free
+
     def _gauge(self) -> None:
         stats = self.stats
-        stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
-        stats.num_blocks_free = self._blocks.num_free
+        stats.num_waiting, stats.num_running, stats.num_blocks_free = self._counts()
         stats.num_swapped = sum(1 for r in self._waiting.values() if r.host_blocks) if stats.host_blocks else 0
+
+
+def _check_ids(request: Request, vocab_size: int) -> None:
+    """Raise ValueError naming the field that holds a token id, or a count, beyond the vocabulary."""
+    sampling = request.sampling
+    ids: tuple[tuple[str, Iterable[int]], ...] = (
+        ("prompt", request.tokens),
+        ("logit_bias", sampling.logit_bias),
+        ("stop_ids", sampling.stop_ids),
+    )
+    for name, tokens in ids:
+        if tokens and not (0 <= min(tokens) and max(tokens) < vocab_size):
+            bad = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise ValueError(f"{name} has token id {bad}, the model's ids are 0 to {vocab_size - 1}")
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise ValueError(f"{name} must be at most the vocabulary's size, {vocab_size}, got {count}")

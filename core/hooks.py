@@ -12,11 +12,12 @@ from turnout.core.interfaces import (
     AttentionBackend,
     BlockManager,
     ModelLoader,
+    ModelRunner,
     Preemption,
     Quantizer,
     Scheduler,
 )
-from turnout.core.types import Request, Step
+from turnout.core.types import Request, Step, StepReport
 
 Hooks = pluggy.PluginManager
 hookspec = pluggy.HookspecMarker(ENTRY_POINTS)
@@ -75,13 +76,23 @@ def register_loaders(register: Register[ModelLoader]) -> None:
 
 
 @hookspec
+def register_runners(register: Register[ModelRunner]) -> None:
+    """Offer runners."""
+
+
+@hookspec
 def register_presets(register: RegisterPresets) -> None:
     """Offer YAML presets, found as `experiment=NAME` and the like."""
 
 
 @hookspec
-def step_finished(step: Step, seconds: float) -> None:
-    """A step was computed. Called once per step, on the engine's thread."""
+def request_added(request: Request) -> None:
+    """A request was accepted and waits."""
+
+
+@hookspec
+def step_finished(step: Step, seconds: float, report: StepReport) -> None:
+    """A step was computed, or failed. Called once per step, on the engine's thread."""
 
 
 @hookspec

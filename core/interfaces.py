@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from turnout.core.draft import Draft
-from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request, Result, Step
+from turnout.core.types import Batch, BlockMoves, BlockStats, KVSpec, LayerSpec, PreemptMode, Request, Result, Step
 
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
@@ -26,6 +26,7 @@ CONTRACTS = {  # current version of each slot
     "preemption": 1,
     "blocks": 1,
     "quant": 1,
+    "runner": 1,
 }
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
 
@@ -104,9 +105,13 @@ class Preemption(Protocol):
         """Blocks of host memory to set aside for swapped requests; 0: none."""
         ...
 
-    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+        """Which of them makes room. There is at least one; oldest first."""
+        ...
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
         """Called once per victim, before its `request.blocks` are given back. SWAP becomes RECOMPUTE, and is
-        counted, when fewer than `len(request.blocks)` host blocks are free."""
+        counted, when fewer than `len(request.blocks)` of `draft.num_host_free` host blocks are free."""
         ...
 
 
@@ -144,6 +149,39 @@ class BlockManager(Protocol):
 
     def release(self, request: Request) -> None:
         """Take back every block and set `num_computed` to 0. Harmless when there are none."""
+        ...
+
+
+@runtime_checkable
+class SharingBlocks(Protocol):
+    """Optional, for a block manager that copies: forks with copy-on-write, a host tier for what is evicted.
+
+    The engine calls `begin` before a step is scheduled, `moves` when it is, `settle` when it was computed or failed.
+    """
+
+    stats: BlockStats
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory to set aside for evicted prefixes; 0: none."""
+        ...
+
+    def begin(self, now: float) -> None:
+        """A step begins; seconds on the engine's clock."""
+        ...
+
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Give a request without blocks those of `parent` that hold its first `num_tokens` tokens, a part-full last one
+        included, and set `num_computed`. From then on `grow` gives whoever comes to write into a block that others
+        hold, or may find, a copy of its own."""
+        ...
+
+    def moves(self) -> BlockMoves:
+        """What must be copied for all that was handed out since the last call."""
+        ...
+
+    def settle(self, happened: bool) -> None:
+        """The moves handed out last have happened. Or they never will: nothing that depended on them may be found."""
         ...
 
 
@@ -232,8 +270,24 @@ class ModelLoader(Protocol):
 
 
 class Runner(Protocol):
-    """Computes steps. `ModelRunner` is the real one; a simulated one only advances a clock."""
+    """Computes steps. A simulated one only advances a clock."""
 
     def run(self, step: Step) -> Result:
         """Do the step's moves, then compute its chunks."""
+        ...
+
+
+class ModelRunner(Runner, Protocol):
+    """Computes them with a model, over caches it keeps."""
+
+    def start(
+        self,
+        model: Model,
+        attention: AttentionBackend[Any, Any],
+        spec: KVSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int,
+    ) -> None:
+        """Reserve the caches, `num_host_blocks` blocks in host memory too. Called once, before `run`."""
         ...

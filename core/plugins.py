@@ -28,6 +28,7 @@ SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, protocol
     "preemption": ("register_preemptions", interfaces.Preemption),
     "blocks": ("register_block_managers", interfaces.BlockManager),
     "quant": ("register_quantizers", interfaces.Quantizer),
+    "runner": ("register_runners", interfaces.ModelRunner),
 }
 
 

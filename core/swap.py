@@ -9,32 +9,47 @@ may not, which is why those of `swap_in` are freed only when the step is done.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from turnout.core.interfaces import BlockManager, Preemption
 from turnout.core.types import Move, PreemptMode, Request, Stats
+
+if TYPE_CHECKING:
+    from turnout.core.draft import Draft
 
 
 class Swapper:
     """Carries out what the preemption policy decides."""
 
     def __init__(self, blocks: BlockManager, preemption: Preemption, stats: Stats) -> None:
-        self._blocks, self._policy, self._stats = blocks, preemption, stats
-        self._free = list(range(preemption.num_host_blocks - 1, -1, -1))
+        self._blocks, self._stats = blocks, stats
+        self.policy, self.num_blocks = preemption, preemption.num_host_blocks
+        self._free = list(range(self.num_blocks - 1, -1, -1))
         self._out: list[tuple[Request, Move]] = []
         self._in: list[Move] = []
         self._back: list[Request] = []  # brought back in the step being written
         stats.host_blocks = stats.host_blocks_free = len(self._free)
 
-    def preempt(self, request: Request, mode: PreemptMode | None) -> None:
+    @property
+    def num_free(self) -> int:
+        """Host blocks."""
+        return len(self._free)
+
+    @property
+    def num_moves(self) -> int:
+        """Of the step being written."""
+        return len(self._out) + len(self._in)
+
+    def preempt(self, request: Request, mode: PreemptMode | None, draft: Draft) -> None:
         """Free the victim's blocks, keeping their contents in host memory if the mode says so and there is room."""
         stats = self._stats
-        wanted = mode or self._policy.mode(request, len(self._free))
+        wanted = mode or self.policy.mode(request, draft)
         request.num_preemptions += 1
         if wanted is PreemptMode.SWAP and len(self._free) < len(request.blocks):
             stats.swap_fallbacks += 1
             wanted = PreemptMode.RECOMPUTE
         if wanted is PreemptMode.RECOMPUTE:
             stats.preemptions_recompute += 1
-            stats.recomputed_tokens += request.num_computed
             self._blocks.release(request)
             return
         stats.preemptions_swap += 1

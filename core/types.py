@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -102,6 +102,12 @@ class Request:
     priority: int = 0  # lower runs earlier, where a scheduler looks at it
     labels: Mapping[str, str] = field(default_factory=dict)  # from the client, for policies: tenant, tier
     salt: str | None = None  # requests share cached prefixes only with requests of the same salt
+    parent: str | None = (
+        None  # id of a request that begins alike: runs after its prompt, shares its blocks, even part-full ones
+    )
+    keep: bool = (
+        False  # its blocks stay after its end, for requests it is the parent of, until dropped or room is short
+    )
     num_prompt: int = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache
     blocks: array[int] = field(default_factory=lambda: array("i"))  # block ids, written by the block manager
@@ -154,13 +160,23 @@ class Move(NamedTuple):
     target: int
 
 
+class BlockMoves(NamedTuple):
+    """What a block manager wants copied before the step computes; host blocks counted from its own first one."""
+
+    out: tuple[Move, ...] = ()  # cache block -> host block
+    copies: tuple[Move, ...] = ()  # cache block -> cache block
+    back: tuple[Move, ...] = ()  # host block -> cache block
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one forward pass computes. Moves happen first: all of `swap_out`, then all of `swap_in`."""
+    """What one forward pass computes. Moves happen first: all of `swap_out`, then `copies`, then `swap_in`; within each,
+    every source is read before any target is written."""
 
     chunks: tuple[Chunk, ...] = ()
     preempted: tuple[Request, ...] = ()
     swap_out: tuple[Move, ...] = ()  # cache block -> host block
+    copies: tuple[Move, ...] = ()  # cache block -> cache block: a shared block is about to be written
     swap_in: tuple[Move, ...] = ()  # host block -> cache block
 
     @property
@@ -224,6 +240,21 @@ class Result(NamedTuple):
     scores: Mapping[str, list[Logprobs]] = {}  # by request id: the prompt tokens scored in this step, in order
 
 
+class StepReport(NamedTuple):
+    """What else is known of a finished step; times are seconds on the engine's clock."""
+
+    number: int  # of the step, counted from 1
+    began: float  # scheduling; what `draft.now` was
+    scheduled: float
+    ended: float
+    tokens: Sequence[int]  # one per chunk that samples, in order; none when the step failed
+    reasons: Mapping[str, str]  # by request id: why it waits, why it was preempted that way
+    num_waiting: int
+    num_running: int
+    num_blocks_free: int
+    error: str | None = None
+
+
 class Timing(NamedTuple):
     """When a request passed its stations, seconds on the engine's clock (monotonic, shared by all processes)."""
 
@@ -247,6 +278,18 @@ class Output(NamedTuple):
 
 
 @dataclass(slots=True)
+class BlockStats:
+    """A block manager's counters; they only grow."""
+
+    copied: int = 0  # blocks copied since they were shared and about to be written
+    evicted: int = 0  # cached blocks that gave way
+    expired: int = 0  # of these, since their time to live was over
+    evicted_age: float = 0.0  # seconds from last use to eviction, summed; 0 where the manager sees no clock
+    tier_out: int = 0  # evicted blocks that went to the host tier
+    tier_in: int = 0  # and came back for a hit
+
+
+@dataclass(slots=True)
 class Stats:
     """The engine's gauges and counters; counters only grow."""
 
@@ -265,9 +308,10 @@ class Stats:
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
     swap_fallbacks: int = 0  # swaps that became recomputes since host memory was full
-    recomputed_tokens: int = 0
+    recomputed_tokens: int = 0  # computed again after a preemption threw them away
     swapped_blocks_out: int = 0
     swapped_blocks_in: int = 0
+    blocks: BlockStats = field(default_factory=BlockStats)  # what the block manager counts
     finished: dict[str, int] = field(default_factory=dict)  # by Finish value
     step_seconds: float = 0.0  # of the last step
     schedule_seconds: float = 0.0  # of the last step

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from turnout.core.draft import Draft
 from turnout.core.engine import Engine
-from turnout.core.hooks import new_hooks
-from turnout.core.interfaces import BlockManager, Preemption, Scheduler
+from turnout.core.hooks import Hooks, new_hooks
+from turnout.core.interfaces import BlockManager, Preemption, Scheduler, SharingBlocks
 from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
 from turnout.plugins.blocks.paged import PagedBlocks
 
@@ -46,6 +47,9 @@ class TokenCacheRunner:
         self.steps.append(step)
         for move in step.swap_out:
             self.host[move.target] = self.cache[move.source]
+        copied = [(move.target, self.cache[move.source].copy()) for move in step.copies]
+        for target, held in copied:
+            self.cache[target] = held
         for move in step.swap_in:
             self.cache[move.target] = self.host[move.source]
         size = self.cache.shape[1]
@@ -71,7 +75,10 @@ class TokenCacheRunner:
 class _Recompute:
     num_host_blocks = 0
 
-    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+        return candidates[-1]
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
         return PreemptMode.RECOMPUTE
 
 
@@ -85,6 +92,7 @@ def make_engine(
     max_model_len: int = 10_000,
     blocks: BlockManager | None = None,
     preemption: Preemption | None = None,
+    hooks: Hooks | None = None,
 ) -> Engine:
     """An engine on the fake model."""
     policy = preemption or _Recompute()
@@ -106,8 +114,10 @@ def make_engine(
         plugins={},
         versions={},
     )
-    runner = TokenCacheRunner(num_blocks, block_size, policy.num_host_blocks)
-    return Engine(runner, scheduler, blocks or PagedBlocks(block_size), policy, info, hooks=new_hooks())
+    manager = blocks or PagedBlocks(block_size)
+    num_host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
+    runner = TokenCacheRunner(num_blocks, block_size, num_host)
+    return Engine(runner, scheduler, manager, policy, info, hooks=hooks or new_hooks())
 
 
 def check_balance(engine: Engine) -> None:
@@ -116,7 +126,8 @@ def check_balance(engine: Engine) -> None:
     Raises AssertionError saying which count is off.
     """
     manager, stats = engine._blocks, engine.stats
-    held = {block for request in (*engine.running, *engine.waiting) for block in request.blocks}
+    owners = (*engine.running, *engine.waiting, *engine._kept.values())
+    held = {block for request in owners for block in request.blocks}
     assert len(held) + manager.num_free == engine.info.num_blocks, (
         f"{len(held)} blocks held + {manager.num_free} free are not {engine.info.num_blocks}"
     )

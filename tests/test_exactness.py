@@ -11,7 +11,6 @@ import torch
 
 from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
-from turnout.core.runner import ModelRunner
 from turnout.core.testing import check_balance, make_engine, serve_all
 from turnout.core.types import KVSpec
 from turnout.plugins import native
@@ -21,6 +20,7 @@ from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
+from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
 NUM_TOKENS = 12
@@ -103,7 +103,8 @@ def make(model: Model) -> Make:
         spec = KVSpec(model.info.layers, block_size, num_blocks)
         device = torch.device("cpu")
         backend = attention or TorchAttention()
-        engine._runner = ModelRunner(model, backend, spec, torch.float32, device, policy.num_host_blocks)
+        engine._runner = runner = LocalRunner()
+        runner.start(model, backend, spec, torch.float32, device, policy.num_host_blocks)
         engine.info = _with_vocab(engine.info, model.info.vocab_size)
         return engine
 

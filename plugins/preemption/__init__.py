@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Preemption, PreemptMode, Register, Request, hookimpl
+from turnout.core import Draft, Preemption, PreemptMode, Register, Request, hookimpl
 
 
 @dataclass
@@ -15,7 +16,10 @@ class Recompute:
     def num_host_blocks(self) -> int:
         return 0
 
-    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+        return candidates[-1]
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
         return PreemptMode.RECOMPUTE
 
 
@@ -34,7 +38,10 @@ class Swap:
     def num_host_blocks(self) -> int:
         return self.host_blocks
 
-    def mode(self, request: Request, num_host_free: int) -> PreemptMode:
+    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+        return candidates[-1]
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
         return PreemptMode.SWAP
 
 

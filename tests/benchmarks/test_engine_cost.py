@@ -13,9 +13,9 @@ from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec, Request, Sampling
 from turnout.core.engine import Engine
-from turnout.core.runner import ModelRunner
 from turnout.core.testing import make_engine
 from turnout.plugins.blocks import PagedBlocks
+from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
 LAYER = LayerSpec(1, 1, 8, 1.0)
@@ -57,7 +57,8 @@ def running_engine(scheduler: FCFS | ChunkedPrefill, num_running: int) -> Engine
         max_model_len=9_600,
     )
     spec = KVSpec((LAYER,), 16, num_running * 600)
-    engine._runner = ModelRunner(Constant(), Nothing(), spec, torch.float32, torch.device("cpu"))
+    engine._runner = runner = LocalRunner()
+    runner.start(Constant(), Nothing(), spec, torch.float32, torch.device("cpu"), 0)
     dice = random.Random(0)
     for i in range(num_running):
         prompt = [dice.randrange(16) for _ in range(32)]

@@ -216,5 +216,5 @@ def test_the_hooks_of_plugins_run_in_the_declared_order_whatever_the_registratio
             module.step_finished = hookimpl(step_finished, **flags)  # type: ignore[attr-defined]
             made[name] = module
         found = plugins.collect([], made)
-        found.manager.hook.step_finished(step=None, seconds=0.0)
+        found.manager.hook.step_finished(step=None, seconds=0.0, report=None)
         assert calls == ["first", "middle", "last"]

@@ -21,13 +21,14 @@ alone: neighbours, their order and preemption change nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.rows import (
+from turnout.core import Logprobs, Request, Sampling
+from turnout.plugins.runner.rows import (
     CHUNK,
     Doubles,
     Floats,
@@ -42,7 +43,6 @@ from turnout.core.rows import (
     ranked,
     weigh,
 )
-from turnout.core.types import Logprobs, Request, Sampling
 
 BROKEN = -1  # stands for the token of a row that has none
 NO_TOKEN = "the model produced NaN logits, or none that is finite, so no token could be chosen for this request"
@@ -87,23 +87,6 @@ def score(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Logprobs]
         part = tokens[first : first + SCORED_AT_ONCE]
         found += _logprobs(logits[first : first + len(part)], part, [num_top] * len(part))
     return found
-
-
-def check_request(request: Request, vocab_size: int) -> None:
-    """Raise ValueError naming the field that holds a token id, or a count, beyond the vocabulary."""
-    sampling = request.sampling
-    ids: tuple[tuple[str, Iterable[int]], ...] = (
-        ("prompt", request.tokens),
-        ("logit_bias", sampling.logit_bias),
-        ("stop_ids", sampling.stop_ids),
-    )
-    for name, tokens in ids:
-        if tokens and not (0 <= min(tokens) and max(tokens) < vocab_size):
-            bad = next(token for token in tokens if not 0 <= token < vocab_size)
-            raise ValueError(f"{name} has token id {bad}, the model's ids are 0 to {vocab_size - 1}")
-    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-        if count is not None and count > vocab_size:
-            raise ValueError(f"{name} must be at most the vocabulary's size, {vocab_size}, got {count}")
 
 
 def uniform(request: Request) -> float:

@@ -11,39 +11,43 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core.interfaces import AttentionBackend, Model
-from turnout.core.sampler import sample, score
-from turnout.core.types import Batch, Chunk, KVSpec, Logprobs, Move, Result, Step
+from turnout.core import AttentionBackend, Batch, Chunk, KVSpec, Logprobs, Model, Move, Result, Step
+from turnout.plugins.runner.sampler import sample, score
 
 
-class ModelRunner:
-    """Runs steps on one device."""
+@dataclass
+class LocalRunner:
+    """Runs steps in this process, on one device."""
 
-    def __init__(
+    def start(
         self,
         model: Model,
         attention: AttentionBackend[Any, Any],
         spec: KVSpec,
         dtype: torch.dtype,
         device: torch.device,
-        num_host_blocks: int = 0,
+        num_host_blocks: int,
     ) -> None:
         self._model, self._attention, self._spec, self._device = model, attention, spec, device
         self._caches = attention.allocate(spec, dtype, device)
         self._groups = {layer: index for index, layer in enumerate(dict.fromkeys(spec.layers))}
         self._group_of = [self._groups[layer] for layer in spec.layers]
+        self._side: torch.cuda.Stream | None = None
+        if device.type == "cuda" and num_host_blocks:
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._host = [_like_on_host(t, num_host_blocks) for t in self._tensors()] if num_host_blocks else []
 
     @torch.inference_mode()
     def run(self, step: Step) -> Result:
         """Moves first, then one forward pass over all chunks."""
-        self._move(step.swap_out, step.swap_in)
+        self._move(step.swap_out, step.copies, step.swap_in)
         if not step.chunks:
             return Result([])
         batch, sampled, scored = self._batch(step.chunks)
@@ -121,17 +125,33 @@ class ModelRunner:
             kv_lens_host=tuple(kv_lens.tolist()),
         )
 
-    def _move(self, out: Sequence[Move], back: Sequence[Move]) -> None:
-        """Copy blocks to host memory, then others from it. Bit for bit."""
+    def _move(self, out: Sequence[Move], copies: Sequence[Move], back: Sequence[Move]) -> None:
+        """Copy blocks to host memory, then within the cache, then others from host memory. Bit for bit.
+
+        On a GPU the transfers run on a stream of their own, from and to pinned memory; the forward waits for them.
+        """
         if out:
-            source, target = _indices(out, self._device)
-            for cache, host in zip(self._tensors(), self._host, strict=True):
-                host[target] = cache[source].to(host.device)
+            self._transfer(self._tensors(), self._host, out)
+        if copies:
+            source, target = torch.tensor(copies, dtype=torch.int64, device=self._device).unbind(1)
+            for cache in self._tensors():
+                cache[target] = cache[source]
         if back:
-            source, target = _indices(back, self._device)
-            source, target = source.cpu(), target.to(self._device)
-            for cache, host in zip(self._tensors(), self._host, strict=True):
-                cache[target] = host[source].to(cache.device)
+            self._transfer(self._host, self._tensors(), back)
+
+    def _transfer(self, sources: Sequence[Tensor], targets: Sequence[Tensor], moves: Sequence[Move]) -> None:
+        if self._side is None:
+            source, target = torch.tensor(moves, dtype=torch.int64).unbind(1)
+            for from_, to in zip(sources, targets, strict=True):
+                to[target] = from_[source]
+            return
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            for from_, to in zip(sources, targets, strict=True):
+                for move in moves:
+                    to[move.target].copy_(from_[move.source], non_blocking=True)
+        current.wait_stream(self._side)
 
     def _tensors(self) -> list[Tensor]:
         """Every tensor of every cache; the first dimension of each is the block."""
@@ -141,12 +161,6 @@ class ModelRunner:
 def _like_on_host(tensor: Tensor, num_blocks: int) -> Tensor:
     pinned = tensor.device.type == "cuda"
     return torch.empty((num_blocks, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pinned)
-
-
-def _indices(moves: Sequence[Move], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sources on `device`, targets on the host."""
-    pairs = torch.tensor(moves, dtype=torch.int64)
-    return pairs[:, 0].to(device), pairs[:, 1]
 
 
 def _scores(logits: Tensor, first: int, scored: list[tuple[Chunk, int, int]]) -> dict[str, list[Logprobs]]:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnout.core import rows
-from turnout.core.sampler import check_request, sample, score, uniform
+from turnout.core.engine import _check_ids
 from turnout.core.types import Request, Sampling
+from turnout.plugins.runner import rows
+from turnout.plugins.runner.sampler import sample, score, uniform
 
 
 def request(id: str = "r", tokens: Sequence[int] = (0,), generated: Sequence[int] = (), **sampling: Any) -> Request:
@@ -409,11 +410,11 @@ def test_only_requests_that_ask_for_something_leave_the_fast_path() -> None:
 )
 def test_what_lies_outside_the_vocabulary_is_refused_by_name(made: Request, field: str) -> None:
     with pytest.raises(ValueError, match=rf"^{field} "):
-        check_request(made, 100)
+        _check_ids(made, 100)
 
 
 def test_the_whole_vocabulary_is_accepted() -> None:
-    check_request(
+    _check_ids(
         request(
             tokens=[0, 99], logit_bias={0: 1.0, 99: 1.0}, stop_ids=frozenset({0, 99}), logprobs=100, prompt_logprobs=100
         ),

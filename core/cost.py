@@ -1,0 +1,103 @@
+"""What a step costs, learned from finished ones. It knows counts and seconds, no request and no device.
+
+    seconds = w · (1, prefill tokens, keys they attend to, decodes, keys they read, blocks moved),   w >= 0
+
+Recursive least squares on relative errors, older steps forgotten bit by bit (Haykin, Adaptive Filter Theory, ch. 10). A
+weak prior, slower than most machines, stands in until steps were seen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+PRIOR = np.array([5e-3, 5e-4, 1e-7, 1e-3, 1e-7, 1e-3])  # seconds each
+FORGET = 0.995  # weight a step keeps when the next one is seen
+TRUST = 1e-3  # of the prior, in steps
+
+
+class Load(NamedTuple):
+    """What a step computes."""
+
+    prefill_tokens: int = 0  # of chunks with more than one token
+    prefill_keys: int = 0  # summed over those tokens
+    decodes: int = 0  # chunks of one token
+    decode_keys: int = 0
+    moved_blocks: int = 0  # between cache and host memory
+
+    def plus(self, start: int, num_tokens: int) -> Load:
+        """With one more chunk of `num_tokens` tokens from position `start`."""
+        if num_tokens == 1:
+            return self._replace(decodes=self.decodes + 1, decode_keys=self.decode_keys + start + 1)
+        keys = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        return self._replace(prefill_tokens=self.prefill_tokens + num_tokens, prefill_keys=self.prefill_keys + keys)
+
+
+class StepCost:
+    """A running estimate. The same steps in the same order give the same estimates."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self._a, self._b = np.zeros((len(PRIOR), len(PRIOR))), np.zeros(len(PRIOR))
+        self._w: list[float] | None = None
+
+    @property
+    def weights(self) -> list[float]:
+        """Seconds for each feature, in the order of the formula."""
+        if self._w is None:
+            prior = np.diag(TRUST / PRIOR**2) * PRIOR.sum() ** 2  # never forgotten: some kinds of work come late
+            self._w = _nonnegative(self._a + prior, self._b + prior @ PRIOR)
+        return self._w
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """A step with this load took so long."""
+        if seconds <= 0.0 or not math.isfinite(seconds):
+            return
+        x = np.array((1.0, *load)) / seconds
+        self._a *= FORGET
+        self._a += x[:, None] * x
+        self._b *= FORGET
+        self._b += x
+        self._w = None
+        self.num_seen += 1
+
+    def seconds(self, load: Load) -> float:
+        """The expected time of a step."""
+        weights = self.weights
+        return weights[0] + sum(w * x for w, x in zip(weights[1:], load, strict=True))
+
+    def recompute(self, num_tokens: int) -> float:
+        """Seconds that computing a prompt of `num_tokens` from nothing adds to the steps it is part of."""
+        _, token, key, *_ = self.weights
+        return token * num_tokens + key * num_tokens * (num_tokens + 1) / 2
+
+    def swap(self, num_blocks: int) -> float:
+        """Seconds to move that many blocks out and back in."""
+        return 2 * num_blocks * self.weights[5]
+
+    def fits(self, load: Load, start: int, seconds: float) -> int:
+        """How many tokens from position `start` can join `load` before the step is expected to exceed `seconds`."""
+        _, token, key, *_ = self.weights
+        left = seconds - self.seconds(load)
+        linear = token + key * (start + 0.5)
+        if left <= 0.0:
+            return 0
+        if key <= 0.0:
+            return int(min(left / linear, 2**31)) if linear > 0.0 else 2**31
+        return int((math.sqrt(linear * linear + 2 * key * left) - linear) / key)
+
+
+def _nonnegative(a: np.ndarray, b: np.ndarray) -> list[float]:
+    """The w >= 0 that minimises w·a·w / 2 - b·w: solve, drop what came out negative, solve again."""
+    active = list(range(len(b)))
+    while active:
+        found = np.linalg.lstsq(a[np.ix_(active, active)], b[active], rcond=None)[0]
+        if (found >= 0).all():
+            break
+        active = [i for i, value in zip(active, found, strict=True) if value > 0]
+    weights = [0.0] * len(b)
+    for i, value in zip(active, found if active else (), strict=True):
+        weights[i] = float(value)
+    return weights
