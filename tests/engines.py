@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from turnout.core import Preemption, Request, Scheduler
 from turnout.core.engine import Engine
 from turnout.core.testing import make_engine
 from turnout.core.types import EngineInfo, KVSpec, Output
+from turnout.plugins import native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.blocks import PagedBlocks
@@ -23,6 +25,11 @@ from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS
 
 BACKENDS: dict[str, Callable[[], Any]] = {"torch": TorchAttention, "cpu": CpuAttention}
+NO_NATIVE = native.obstacle()
+backends = pytest.mark.parametrize(
+    "attention",
+    ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NO_NATIVE is not None, reason=f"no kernels: {NO_NATIVE}"))],
+)
 
 
 def engine_on(
@@ -55,10 +62,10 @@ def engine_on(
     return engine
 
 
-def words(num: int, seed: int = 0) -> list[int]:
-    """A prompt of `num` token ids that every model of these tests knows, none of them special."""
+def words(num: int, seed: int = 0, below: int = 900) -> list[int]:
+    """A prompt of `num` token ids, none of them special."""
     dice = random.Random(seed)
-    return [dice.randrange(20, 900) for _ in range(num)]
+    return [dice.randrange(20, below) for _ in range(num)]
 
 
 def outputs_of(engine: Engine, requests: Sequence[Request]) -> dict[str, list[Output]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from callers import Api
-from engines import BACKENDS, engine_on, outputs_of, words
+from engines import backends, engine_on, outputs_of, words
 
 from turnout.core import Request, Sampling
 from turnout.core.engine import Engine
@@ -19,7 +19,6 @@ from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 Tiny = Callable[..., Model]
 Http = Callable[[Engine], Api]
 
-backends = pytest.mark.parametrize("attention", BACKENDS)
 schedulers = pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(chunk=5)], ids=["fcfs", "chunked_prefill"])
 
 
