@@ -365,6 +365,7 @@ def _check_ids(request: Request, vocab_size: int) -> None:
         ("prompt", request.tokens),
         ("logit_bias", sampling.logit_bias),
         ("stop_ids", sampling.stop_ids),
+        ("forced", sampling.forced),
     )
     for name, tokens in ids:
         if tokens and not (0 <= min(tokens) and max(tokens) < vocab_size):

@@ -58,6 +58,7 @@ class Sampling:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # this many alternatives beside each sampled token; None: no log-probabilities
     prompt_logprobs: int | None = None  # likewise for each prompt token but the first
+    forced: tuple[int, ...] = ()  # the first tokens generated, whatever the logits say: to compare engines on equal ground
     plain: bool = field(init=False, repr=False, compare=False)  # greedy, nothing else asked: the sampler's fast path
 
     def __post_init__(self) -> None:
@@ -83,7 +84,8 @@ class Sampling:
                 raise ValueError(f"logit_bias must be between -100 and 100, got {bias} for token {token}")
         changed = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
         banned = self.min_tokens and self.stop_ids
-        object.__setattr__(self, "plain", self.greedy and not changed and not banned and self.logprobs is None)
+        shown = self.logprobs is not None or self.forced
+        object.__setattr__(self, "plain", self.greedy and not changed and not banned and not shown)
 
     @property
     def greedy(self) -> bool:

@@ -64,7 +64,8 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict
     if asking:
         chosen = _choose(copy(logits, asking), [requests[row] for row in asking])
         for row, token in zip(asking, chosen, strict=True):
-            tokens[row] = token
+            forced, done = requests[row].sampling.forced, requests[row].num_generated
+            tokens[row] = forced[done] if done < len(forced) and token != BROKEN else token
         marked = [row for row in asking if requests[row].sampling.logprobs is not None and tokens[row] != BROKEN]
         wanted = [requests[row].sampling.logprobs or 0 for row in marked]
         logprobs = dict(

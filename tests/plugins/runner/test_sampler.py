@@ -404,6 +404,7 @@ def test_only_requests_that_ask_for_something_leave_the_fast_path() -> None:
         (request(logit_bias={5: 1.0, -1: 1.0}), "logit_bias"),
         (request(logit_bias={10**12: -100.0}), "logit_bias"),
         (request(stop_ids=frozenset({3, 100})), "stop_ids"),
+        (request(forced=(3, 100)), "forced"),
         (request(logprobs=101), "logprobs"),
         (request(prompt_logprobs=101), "prompt_logprobs"),
     ],
@@ -420,3 +421,30 @@ def test_the_whole_vocabulary_is_accepted() -> None:
         ),
         100,
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_tokens_are_taken_whatever_the_logits_say_and_reported_like_others(temperature: float) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    asked = [
+        request("a", generated=[9], temperature=temperature, seed=1, forced=(9, 17, 3), logprobs=2, max_tokens=9),
+        request("b", temperature=temperature, seed=2, max_tokens=9),
+        request("c", generated=[5], temperature=temperature, seed=3, forced=(5,), max_tokens=9),
+    ]
+    tokens, logprobs, errors = sample(logits, asked)
+    free, _, _ = sample(logits, [replace_forced(r) for r in asked])
+    assert tokens == [17, *free[1:]] and not errors
+    assert logprobs[0].token == 17
+    assert logprobs[0].logprob == pytest.approx(torch.log_softmax(logits[0], -1)[17].item(), abs=1e-6)
+
+
+def test_a_forced_token_does_not_hide_broken_logits() -> None:
+    _, _, errors = sample(torch.full((1, 50), torch.nan), [request(forced=(17,), max_tokens=9)])
+    assert 0 in errors
+
+
+def replace_forced(made: Request) -> Request:
+    """The same request, free to choose."""
+    free = Request(made.id, list(made.tokens), replace(made.sampling, forced=()), made.arrived)
+    free.num_prompt = made.num_prompt
+    return free
