@@ -7,9 +7,10 @@ microseconds and without a device.
 
 from __future__ import annotations
 
+import time
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -93,6 +94,7 @@ def make_engine(
     blocks: BlockManager | None = None,
     preemption: Preemption | None = None,
     hooks: Hooks | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine on the fake model."""
     policy = preemption or _Recompute()
@@ -117,7 +119,7 @@ def make_engine(
     manager = blocks or PagedBlocks(block_size)
     num_host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
     runner = TokenCacheRunner(num_blocks, block_size, num_host)
-    return Engine(runner, scheduler, manager, policy, info, hooks=hooks or new_hooks())
+    return Engine(runner, scheduler, manager, policy, info, hooks=hooks or new_hooks(), clock=clock)
 
 
 def check_balance(engine: Engine) -> None:
