@@ -207,6 +207,7 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
 
         q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; sinks: [heads] or None;
         returns [T, heads, v_head_dim] in q's dtype. Rows that see no key are zero. Never syncs with the host.
+        Slots past a request's keys may hold NaN that others left: none of it may reach the output.
         """
         ...
 
