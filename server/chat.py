@@ -76,6 +76,8 @@ async def chat_ids(service: Service, body: Templated, size: int, **options: obje
 async def _job(service: Service, body: ChatRequest, size: int, since: float) -> Job:
     options = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     ids, info = await chat_ids(service, body, size, **options), service.client.info
+    if not ids:
+        raise bad_request("the chat template makes an empty prompt of these messages: send some content", "messages")
     sampling = sampling_of(
         body,
         service.defaults,

@@ -30,6 +30,8 @@ class ServerConfig:
             raise ValueError(f"server.port must be between 0 and 65535, got {self.port}")
         if self.generation_config not in ("auto", "none"):
             raise ValueError(f"server.generation_config must be auto or none, got {self.generation_config!r}")
+        if self.api_key == "":  # as an unset variable of the shell makes it
+            raise ValueError("server.api_key must not be empty: give a key, or leave it out to ask for none")
         if set(self.metrics_compat) - {"v0", "v1"}:
             raise ValueError(f"server.metrics_compat may hold v0 and v1, got {self.metrics_compat}")
         if self.max_queue is not None and self.max_queue < 1:
@@ -54,6 +56,13 @@ class SamplingConfig:
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: list[str] = field(default_factory=list)
+    generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
+
+    def __post_init__(self) -> None:
+        if self.generation_config not in ("auto", "none"):
+            raise ValueError(f"sampling.generation_config must be auto or none, got {self.generation_config!r}")
+        if "" in self.stop:
+            raise ValueError("sampling.stop must not hold an empty text: every answer would end at once")
 
 
 @dataclass

@@ -1,45 +1,21 @@
 """From a request's fields to the core's Sampling.
 
-The rule for each value: what the request says, an explicit 0 included; else what the model's generation_config.json says
-(unless `server.generation_config=none`); else OpenAI's default: temperature 1, top_p 1, no other filter, no penalty. The
-limit on new tokens: what the request says; else 16 for a completion and the rest of the context for a chat.
+What holds where the request says nothing is in `defaults.py`. The limit on new tokens: what the request says; else 16 for
+a completion and the rest of the context for a chat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from turnout.core.types import EngineInfo, Sampling
+from turnout.server.defaults import DEFAULTED, Values, usual
 from turnout.server.errors import ApiError, bad_request, show
 from turnout.server.schema import Generation
 from turnout.server.text import Text
 
-DEFAULTED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 COMPLETION_TOKENS = 16
-SMALLEST_TOP_P = 1e-9  # what top_p 0 means: the likeliest token alone
-
-Defaults = Mapping[str, float | int]
-
-
-def defaults_of(text: Text, generation_config: str) -> Defaults:
-    """The values that hold where a request gives none. Raises ValueError when the model's own are out of range."""
-    own = text.generation_defaults if generation_config == "auto" else {}
-    try:
-        sampling = Sampling(**own)
-    except ValueError as error:
-        raise ValueError(
-            f"the model's generation_config.json cannot be used: {error}; mend it or set server.generation_config=none"
-        ) from None
-    return {name: getattr(sampling, name) for name in DEFAULTED}
 
 
 def max_tokens_of(wanted: int | None, default: int | None, num_prompt: int, info: EngineInfo) -> int:
@@ -63,7 +39,7 @@ def max_tokens_of(wanted: int | None, default: int | None, num_prompt: int, info
 
 def sampling_of(
     body: Generation,
-    defaults: Defaults,
+    defaults: Values,
     text: Text,
     info: EngineInfo,
     *,
@@ -76,18 +52,14 @@ def sampling_of(
     check_ids(body.stop_token_ids, num_ids, "stop_token_ids")
     check_ids(body.logit_bias, num_ids, "logit_bias")
     values = {name: getattr(body, name) for name in DEFAULTED if getattr(body, name) is not None}
-    if values.get("top_p") == 0:
-        values["top_p"] = SMALLEST_TOP_P
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
     try:
         return Sampling(
-            **{**defaults, **values},
+            **{**defaults, **usual(values)},
             logit_bias=body.logit_bias,
             seed=body.seed,
             max_tokens=max_tokens,
             min_tokens=body.min_tokens,
-            stop_ids=frozenset(body.stop_token_ids) | end_ids(body, text),
+            stop_ids=frozenset(body.stop_token_ids) | {i for i in end_ids(body, text) if i < info.vocab_size},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

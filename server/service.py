@@ -7,7 +7,6 @@ over would take longer.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,18 +15,16 @@ from typing import TypeVar
 
 from turnout.server.bridge import EngineClient
 from turnout.server.config import ServerConfig
+from turnout.server.defaults import defaults_of
 from turnout.server.errors import ApiError, bad_request, show, unavailable
 from turnout.server.marks import Names
 from turnout.server.metrics import Metrics
-from turnout.server.sampling import defaults_of
 from turnout.server.text import Text
 
 SHORT = 2048  # characters that are tokenized at once; about two milliseconds
 SURELY_LONG = 65536  # characters from which it pays to ask whether a text can fit at all
 NUM_THREADS = 2
 QUEUE_RETRY = 1  # seconds after which a client may try again when the queue is full
-
-log = logging.getLogger("turnout.server")
 
 T = TypeVar("T")
 
@@ -39,8 +36,7 @@ class Service:
         self.client, self.text, self.config = client, text, config
         self.model = config.served_model_name or client.info.model  # its name in replies and metrics
         self.created = int(time.time())
-        self.defaults = defaults_of(text, config.generation_config)
-        log.info("sampling defaults: %s", ", ".join(f"{name} {value:g}" for name, value in self.defaults.items()))
+        self.defaults = defaults_of(text, "server.generation_config", config.generation_config)
         self.names = Names(text)
         self.metrics = Metrics(client, self.model, config.metrics_compat)
         self._pool = ThreadPoolExecutor(NUM_THREADS, "tokenize")

@@ -65,6 +65,8 @@ class Text:
             generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except ValueError as error:
             raise ModelError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(generation, dict):
+            raise ModelError(f"{path} must hold a JSON object, got {generation!r}")
         return cls(tokenizer, generation)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -216,7 +218,8 @@ def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _ints(value: Any) -> list[int]:
-    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+    """The token ids among them."""
+    return [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v >= 0]
 
 
 def _types(decoder: Any) -> list[str]:

@@ -13,7 +13,7 @@ from scripted import ScriptedEngine
 from turnout.core.types import Sampling
 from turnout.server.app import create_app
 from turnout.server.config import ServerConfig
-from turnout.server.sampling import DEFAULTED
+from turnout.server.defaults import DEFAULTED
 from turnout.server.text import Text
 
 BARE = {"temperature": None}  # the helper sends temperature 0 otherwise
