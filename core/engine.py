@@ -256,7 +256,7 @@ class Engine:
                 outputs.append(self._output(request, (token,), _verdict(request, token), (), (), None, now))
         if self._unborn:
             self._bear()
-        self.stats.generated_tokens += index - len(errors)
+        self.stats.generated_tokens += index - len(result.errors)
         self.stats.num_steps += 1
         self.stats.step_tokens = num_tokens
         return outputs
