@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,8 @@ from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from turnout.core import hooks, interfaces
 
@@ -64,11 +67,14 @@ class Choice:
 
     def obstacles(self) -> list[str]:
         """Why the component can't be had here: modules that are not installed, and what its own optional
-        `obstacle() -> str | None` says. Imports and builds nothing."""
+        `obstacle() -> str | None` says. Builds nothing, and imports nothing but the package a needed module is in."""
         needs = getattr(getattr(self.component, "capabilities", None), "needs", ())
-        found = [f"{name} is not installed" for name in needs if importlib.util.find_spec(name) is None]
+        found = [f"{name} is not installed" for name in needs if not _installed(name)]
         own = getattr(self.component, "obstacle", None)
-        why = own() if own is not None else None
+        try:
+            why = own() if own is not None else None
+        except Exception as error:  # noqa: BLE001  a stranger's code: it is one obstacle more
+            why = f"its obstacle() fails: {type(error).__name__}: {error}"
         return found + ([why] if why else [])
 
 
@@ -187,7 +193,7 @@ def _collect(offers: list[tuple[str, str, type]], slot: str, name: str, componen
 def _offer(found: Plugins, source: _Source, offers: Iterable[tuple[str, str, type]]) -> None:
     """Make each component a choice, or note why it is not usable."""
     for slot, name, component in offers:
-        problem = _problem(slot, component)
+        problem = _problem(slot, name, component)
         choice = Choice(slot, name, component, source.package, source.version, source.plugin)
         if problem:
             found.claimed[slot, name] = f"{slot}={name} of {source} is not usable: {problem}"
@@ -206,9 +212,18 @@ def _offer(found: Plugins, source: _Source, offers: Iterable[tuple[str, str, typ
             ConfigStore.instance().store(group=slot, name=name, node=component, provider=source.package)
 
 
-def _problem(slot: str, component: type) -> str | None:
-    """Why `component` does not satisfy its slot's contract."""
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the package it would be in is not there, or is no package
+        return False
+
+
+def _problem(slot: str, name: str, component: type) -> str | None:
+    """Why `component` does not satisfy its slot's contract, or can't be a choice of the configuration."""
     current = interfaces.CONTRACTS[slot]
+    if not (isinstance(name, str) and re.fullmatch(r"[\w-]+", name)):
+        return f"{name!r} is no name for a choice: use letters, digits, _ and -"
     if not isinstance(component, type) or not dataclasses.is_dataclass(component):
         return f"{component!r} must be a dataclass, since its fields are its options"
     wanted = getattr(component, "contract", current)
@@ -222,6 +237,12 @@ def _problem(slot: str, component: type) -> str | None:
     missing = sorted(members - set(dir(component)) - fields)
     if missing:
         return f"{component.__qualname__} lacks {', '.join(missing)}, which the {slot} contract asks for"
+    if slot == "attention" and not isinstance(component.capabilities, interfaces.Capabilities):  # type: ignore[attr-defined]
+        return f"{component.__qualname__}.capabilities must be a Capabilities"
+    try:
+        OmegaConf.structured(component)
+    except OmegaConfBaseException as error:
+        return f"the configuration can't hold its option {error.full_key}: {str(error).splitlines()[0]}"
     return None
 
 
