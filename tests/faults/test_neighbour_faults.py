@@ -39,6 +39,7 @@ def test_what_a_request_that_failed_left_in_its_blocks_reaches_nobody(tiny: Tiny
         found = outputs_of(engine, [bad[0], *asked(), bad[1]])
         assert all("NaN" in str(found[r.id][-1].error) for r in bad)
         assert {rid: [t for o in said for t in o.tokens] for rid, said in found.items() if rid in alone} == alone
+    assert engine.stats.generated_tokens == 3 * 6 * len(good)
 
 
 @backends
