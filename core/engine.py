@@ -124,6 +124,7 @@ class Engine:
         request = self._kept.pop(request_id, None)
         if request is not None:
             self._blocks.release(request)
+            self._hooks.hook.request_dropped(request=request)
             self._gauge()
 
     def step(self) -> list[Output]:

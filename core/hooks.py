@@ -98,3 +98,8 @@ def step_finished(step: Step, seconds: float, report: StepReport) -> None:
 @hookspec
 def request_finished(request: Request) -> None:
     """A request ended; `request.finish` says why."""
+
+
+@hookspec
+def request_dropped(request: Request) -> None:
+    """What a finished request kept was given back since its owner asked."""
