@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from turnout.core.types import EngineInfo, Output, Request, Stats
-from turnout.server.messages import Abort, Fatal, Found, Progress, Ready, Report, Stop
+from turnout.core.types import EngineInfo, Output, Stats
+from turnout.server.messages import Abort, Ask, BeamSearch, Fatal, Found, Progress, Ready, Report, Stop
 from turnout.server.process import ChildProcess, exit_reason
 
 BUILDER = "turnout.server.worker:build"
@@ -46,8 +46,9 @@ class EngineClient(Protocol):
         """None when able to serve, else why not."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Output]:
-        """Outputs as they come; leaving the iterator early aborts the request. The last one has `finish` set.
+    def generate(self, asked: Ask) -> AsyncIterator[Output]:
+        """Outputs as they come; leaving the iterator early aborts the request. The last one has `finish` set; of a
+        beam search the last one of each answer has.
 
         Raises ValueError when the engine refuses the request, EngineError when the engine cannot answer.
         """
@@ -115,26 +116,30 @@ class EngineProcess:
     def trouble(self) -> str | None:
         return self._trouble
 
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
+    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
         """See EngineClient."""
         if self._trouble is not None:
             raise EngineError(self._trouble)
-        if request.id in self._streams:
-            raise ValueError(f"request id {request.id!r} is already in use")
-        self._send(request)
-        stream = self._streams[request.id] = Stream()
+        names = asked.answers if isinstance(asked, BeamSearch) else (asked.id,)
+        for name in names:
+            if name in self._streams:
+                raise ValueError(f"request id {name!r} is already in use")
+        self._send(asked)
+        stream, num_open = Stream(), len(names)
+        self._streams |= dict.fromkeys(names, stream)
         try:
-            while True:
+            while num_open:
                 item = await stream.get()
                 if isinstance(item, Exception):
                     raise item
                 yield item
-                if item.finish:
-                    return
+                num_open -= item.finish is not None
         finally:
-            if self._streams.get(request.id) is stream:  # left early
-                del self._streams[request.id]
-                self._send(Abort(request.id))
+            left = [name for name in names if self._streams.get(name) is stream]  # left early
+            for name in left:
+                del self._streams[name]
+            if left:
+                self._send(Abort(asked.id))
 
     def drain(self) -> None:
         """Refuse new requests from now on; those open go on."""
@@ -167,7 +172,7 @@ class EngineProcess:
         if self._process is not None:
             self._process.kill()
 
-    def _send(self, message: Request | Abort) -> None:
+    def _send(self, message: Ask | Abort) -> None:
         assert self._process is not None
         self._process.send(message)
         self._sent += 1

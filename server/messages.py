@@ -6,7 +6,7 @@ A `Request` itself is the message that adds it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from turnout.core.types import EngineInfo, Request, Stats
 
@@ -19,6 +19,22 @@ class Setup(NamedTuple):
     module_path: list[str]  # sys.path of the parent
     dies_with: int | None  # the parent's process id, when the kernel shall end this process with it
     log_level: int
+
+
+class BeamSearch(NamedTuple):
+    """To the engine's process: find the likeliest answers to a prompt. `beam.py` has the rule."""
+
+    request: (
+        Request  # its sampling's max_tokens, min_tokens, stop_ids, logprobs and prompt_logprobs count, nothing else
+    )
+    answers: tuple[str, ...]  # ids the answers come under, best first; the first is the request's
+    width: int  # beams followed at once, at least as many as answers
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    @property
+    def id(self) -> str:
+        return self.request.id
 
 
 class Abort(NamedTuple):
@@ -66,4 +82,5 @@ class Report(NamedTuple):
     stats: Stats
 
 
-ToEngine = Request | Abort | Stop
+Ask = Request | BeamSearch
+ToEngine = Ask | Abort | Stop

@@ -1,6 +1,6 @@
 """The engine's own process: take messages, step, report. It knows no text, no HTTP and no asyncio.
 
-    parent ── Request, Abort, Stop ─▶ listening thread ─▶ inbox ─▶ engine ── one Report a step ─▶ parent
+    parent ── Ask, Abort, Stop ─▶ listening thread ─▶ inbox ─▶ engine ── one Report a step ─▶ parent
 
 The process ends when told to, when the engine fails, and when the parent is gone, however the parent went.
 """
@@ -22,8 +22,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Protocol
 
-from turnout.core.types import EngineInfo, Output, Request, Stats
-from turnout.server.messages import Abort, Fatal, Found, Progress, Ready, Report, Setup, Stop, ToEngine
+from turnout.core.types import EngineInfo, Output, Stats
+from turnout.server.messages import Abort, Ask, Fatal, Found, Progress, Ready, Report, Setup, Stop, ToEngine
 
 HEARTBEAT = 0.2  # seconds between reports while steps compute nothing
 EMPTY_STEP_PAUSE = 0.001  # seconds; the scheduler waits for something, so a step later may find it
@@ -41,12 +41,13 @@ Send = Callable[[object], None]
 class SteppedEngine(Protocol):
     """What the loop needs of an engine."""
 
-    info: EngineInfo
-    stats: Stats
-
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def stats(self) -> Stats: ...
     @property
     def busy(self) -> bool: ...
-    def add(self, request: Request) -> None: ...
+    def add(self, asked: Ask) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
 
@@ -74,8 +75,9 @@ def build(plain: Mapping[str, Any], tell: Tell) -> SteppedEngine:
     from turnout.core import plugins
     from turnout.core.build import build_engine
     from turnout.core.config import from_container
+    from turnout.server.beam import Beams
 
-    return build_engine(from_container(plain, plugins.load()), tell, tell.found)
+    return Beams(build_engine(from_container(plain, plugins.load()), tell, tell.found))
 
 
 class Loop:
@@ -108,7 +110,7 @@ class Loop:
         except Empty:
             return True
 
-    def _handle(self, message: Request | Abort) -> None:
+    def _handle(self, message: Ask | Abort) -> None:
         self._handled += 1
         if isinstance(message, Abort):
             self._engine.abort(message.request_id)
