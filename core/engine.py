@@ -90,6 +90,8 @@ class Engine:
         info, asked = self.info, len(request.tokens) + request.sampling.max_tokens
         if any(request.id in those for those in (self._waiting, self._running, self._unborn, self._kept)):
             raise ValueError(f"request id {request.id!r} is already in use")
+        if request.parent == request.id:
+            raise ValueError(f"request {request.id!r} names itself as its parent, and would wait for itself")
         _check_ids(request, info.vocab_size)
         if asked > info.max_model_len:
             raise ValueError(
@@ -117,6 +119,7 @@ class Engine:
         request = next((queue.pop(request_id) for queue in queues if request_id in queue), None)
         if request is not None:
             self._finish(request, Finish.ABORT)
+            self._bear()
             self._gauge()
 
     def drop(self, request_id: str) -> None:
@@ -145,6 +148,7 @@ class Engine:
                 self.cost.observe(draft.load, ended - began)
         else:
             outputs = self._fail(step, result, ended)
+        self._bear()
         self._number += 1
         self.stats.schedule_seconds, self.stats.step_seconds = scheduled - began, ended - began
         self._gauge()
@@ -255,8 +259,6 @@ class Engine:
                 outputs.append(_new(Output, (request.id, (token,), None, (), (), None, request.num_cached, None)))
             else:
                 outputs.append(self._output(request, (token,), _verdict(request, token), (), (), None, now))
-        if self._unborn:
-            self._bear()
         self.stats.generated_tokens += index - len(result.errors)
         self.stats.num_steps += 1
         self.stats.step_tokens = num_tokens
@@ -291,6 +293,8 @@ class Engine:
 
     def _bear(self) -> None:
         """Let those wait in line whose parent has computed its prompt, or is gone. They go first: it has waited."""
+        if not self._unborn:
+            return
         born = {}
         for child in self._unborn.values():
             rid, queues = child.parent, (self._running, self._waiting, self._unborn)

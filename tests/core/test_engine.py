@@ -337,3 +337,33 @@ def test_counters_tell_each_request_once_and_recomputed_tokens_are_no_prefix_hit
     assert stats.prompt_tokens == 8 * 20 and stats.cached_tokens == 0
     assert stats.generated_tokens == 8 * 8
     assert stats.finished == {"length": 8}
+
+
+def test_a_request_that_names_itself_as_its_parent_is_refused() -> None:
+    engine = make_engine(FCFS())
+    with pytest.raises(ValueError, match="'a' names itself as its parent"):
+        engine.add(Request("a", [1], parent="a"))
+    assert not engine.busy
+
+
+def test_a_child_whose_parent_is_aborted_or_fails_waits_for_no_later_request_of_that_id() -> None:
+    engine, once = make_engine(FCFS()), Sampling(0, max_tokens=1)
+    engine.add(Request("a", [1], once))
+    engine.add(Request("b", [1], once, parent="a"))
+    engine.abort("a")
+    engine.add(Request("a", [1], once, parent="b"))  # else each would wait for the other
+    ended = [output.request_id for _ in range(3) for output in engine.step()]
+
+    real = engine._runner.run
+
+    def run(step):  # type: ignore[no-untyped-def]
+        engine._runner.run = real  # type: ignore[method-assign]
+        raise RuntimeError("once")
+
+    engine._runner.run = run  # type: ignore[method-assign]
+    engine.add(Request("c", [1], once))
+    engine.add(Request("d", [1], once, parent="c"))
+    assert [output.request_id for output in engine.step()] == ["c"]
+    engine.add(Request("c", [1], once, parent="d"))
+    ended += [output.request_id for _ in range(3) for output in engine.step()]
+    assert sorted(ended) == ["a", "b", "c", "d"] and not engine.busy
