@@ -13,7 +13,19 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from turnout.core.types import EngineInfo, Output, Stats
-from turnout.server.messages import Abort, Ask, BeamSearch, Fatal, Found, Progress, Ready, Report, Stop
+from turnout.server.messages import (
+    Abort,
+    Ask,
+    BeamSearch,
+    Fatal,
+    Found,
+    Progress,
+    Question,
+    Ready,
+    Reply,
+    Report,
+    Stop,
+)
 from turnout.server.process import ChildProcess, exit_reason
 
 BUILDER = "turnout.server.worker:build"
@@ -54,6 +66,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def ask(self, topic: str, name: str = "") -> Any:
+        """What the engine's process answers between two steps: see ObservedEngine.answer. Raises EngineError."""
+        ...
+
 
 class EngineProcess:
     """The engine in a process of its own: `start` it, await `ready`, `stop` it. Of one event loop, `kill` excepted."""
@@ -74,6 +90,8 @@ class EngineProcess:
         self._trouble: str | None = "loading"
         self._process: ChildProcess | None = None
         self._streams: dict[str, Stream] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._num_asked = 0
         self._sent = self._handled = self._signs = 0  # messages to it; of these, handled; messages from it
         self._busy = self._ended = self._killed = False
 
@@ -141,6 +159,15 @@ class EngineProcess:
             if left:
                 self._send(Abort(asked.id))
 
+    async def ask(self, topic: str, name: str = "") -> Any:
+        """See EngineClient."""
+        if self._ended or not self._ready.done():
+            raise EngineError(self._trouble or "loading")
+        self._num_asked += 1
+        reply = self._replies[self._num_asked] = self._loop.create_future()
+        self._send(Question(self._num_asked, topic, name))
+        return await reply
+
     def drain(self) -> None:
         """Refuse new requests from now on; those open go on."""
         self._trouble = self._trouble or "draining"
@@ -172,7 +199,7 @@ class EngineProcess:
         if self._process is not None:
             self._process.kill()
 
-    def _send(self, message: Ask | Abort) -> None:
+    def _send(self, message: Ask | Abort | Question) -> None:
         assert self._process is not None
         self._process.send(message)
         self._sent += 1
@@ -182,6 +209,10 @@ class EngineProcess:
         match message:
             case Report():
                 self._take(message)
+            case Reply(number, answer):
+                reply = self._replies.pop(number)
+                if not reply.done():  # who asked may have left
+                    reply.set_result(answer)
             case Progress(stage, share):
                 self._progress(stage, share)
             case Found(path) if not self._found.done():
@@ -245,7 +276,8 @@ class EngineProcess:
             return
         self._ended, self._trouble = True, reason
         self._fail_open(reason)
-        for future in (self._found, self._ready):
+        futures: list[asyncio.Future[Any]] = [self._found, self._ready, *self._replies.values()]
+        for future in futures:
             if not future.done():
                 future.set_exception(EngineError(reason))
                 future.exception()  # marks it as seen: nobody has to wait for it

@@ -47,6 +47,21 @@ class Stop(NamedTuple):
     """To the engine's process: leave."""
 
 
+class Question(NamedTuple):
+    """To the engine's process: answered between two steps."""
+
+    number: int  # comes back with the reply
+    topic: str  # "request", "requests" or "engine": see ObservedEngine.answer
+    name: str = ""
+
+
+class Reply(NamedTuple):
+    """From the engine's process: the answer to a question, plain values."""
+
+    number: int
+    answer: object
+
+
 class Progress(NamedTuple):
     """From the engine's process, while loading."""
 
@@ -83,4 +98,4 @@ class Report(NamedTuple):
 
 
 Ask = Request | BeamSearch
-ToEngine = Ask | Abort | Stop
+ToEngine = Ask | Abort | Question | Stop

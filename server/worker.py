@@ -23,7 +23,20 @@ from types import FrameType
 from typing import Any, Protocol
 
 from turnout.core.types import EngineInfo, Output, Stats
-from turnout.server.messages import Abort, Ask, Fatal, Found, Progress, Ready, Report, Setup, Stop, ToEngine
+from turnout.server.messages import (
+    Abort,
+    Ask,
+    Fatal,
+    Found,
+    Progress,
+    Question,
+    Ready,
+    Reply,
+    Report,
+    Setup,
+    Stop,
+    ToEngine,
+)
 
 HEARTBEAT = 0.2  # seconds between reports while steps compute nothing
 EMPTY_STEP_PAUSE = 0.001  # seconds; the scheduler waits for something, so a step later may find it
@@ -50,6 +63,8 @@ class SteppedEngine(Protocol):
     def add(self, asked: Ask) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
+    def answer(self, topic: str, name: str) -> object: ...
+    def close(self) -> None: ...
 
 
 class Tell:
@@ -76,8 +91,11 @@ def build(plain: Mapping[str, Any], tell: Tell) -> SteppedEngine:
     from turnout.core.build import build_engine
     from turnout.core.config import from_container
     from turnout.server.beam import Beams
+    from turnout.server.steplog.observe import Eyes, ObservedEngine
 
-    return Beams(build_engine(from_container(plain, plugins.load()), tell, tell.found))
+    found = plugins.load()
+    eyes = Eyes(found.manager, plain.get("record"), plain.get("record_limit", 0))
+    return ObservedEngine(Beams(build_engine(from_container(plain, found), tell, tell.found)), eyes)
 
 
 class Loop:
@@ -110,10 +128,13 @@ class Loop:
         except Empty:
             return True
 
-    def _handle(self, message: Ask | Abort) -> None:
+    def _handle(self, message: Ask | Abort | Question) -> None:
         self._handled += 1
         if isinstance(message, Abort):
             self._engine.abort(message.request_id)
+            return
+        if isinstance(message, Question):
+            self._send(Reply(message.number, self._engine.answer(message.topic, message.name)))
             return
         try:
             self._engine.add(message)
@@ -181,6 +202,8 @@ def compute(engine: SteppedEngine, inbox: SimpleQueue[ToEngine], send: Send) -> 
         log.exception("the engine failed")
         send(Fatal(f"the engine failed: {type(error).__name__}: {error}"))
         sys.exit(1)
+    finally:
+        engine.close()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -40,6 +40,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.info, self.stats = INFO, Stats()
         self.requests: dict[str, Request] = {}
+        self.closed = False
 
     @property
     def busy(self) -> bool:
@@ -65,6 +66,12 @@ class FakeEngine:
         outputs = [self._next(request) for request in active]
         self.stats.generated_tokens += len(outputs)
         return outputs
+
+    def answer(self, topic: str, name: str) -> object:
+        return {"topic": topic, "name": name, "open": list(self.requests)}
+
+    def close(self) -> None:
+        self.closed = True
 
     def _next(self, request: Request) -> Output:
         token = request.num_generated
