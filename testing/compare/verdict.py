@@ -1,0 +1,98 @@
+"""Equivalent, different, or not enough data: a judgement over prompts, with its error rates stated.
+
+Tokens of one prompt depend on each other, so the unit is the prompt: each measure is averaged over a prompt's tokens. The
+noise of A against itself is taken off, prompt by prompt. For each measure and context bucket, with the effect d that
+matters and n prompts:
+
+    different    the lower confidence bound of the mean excess is above d (Student's t), or more prompts than chance
+                 explains are above d (exact sign test); error rate alpha shared among all tests made (Bonferroni)
+    equivalent   the upper confidence bound is below d in every one (two one-sided tests, Schuirmann 1987)
+    otherwise    not enough data; how many prompts would do is computed for the stated power
+
+One measure that is different makes the verdict different.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_PROMPTS = 5  # fewer say nothing about spread
+
+
+class Verdict(Enum):
+    """The value is the exit code of `turnout ab`."""
+
+    EQUIVALENT = 0
+    DIFFERENT = 1
+    NOT_ENOUGH_DATA = 2
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How sure to be. Raises ValueError naming the option."""
+
+    alpha: float = 0.01  # chance of "different" where the excess is at most the effect
+    power: float = 0.9  # chance to settle the question with the number of prompts that is asked for
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "power"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"judge.{name} must be between 0 and 1, got {getattr(self, name)}")
+
+
+class Finding(NamedTuple):
+    """One measure in one bucket."""
+
+    measure: str
+    bucket: str
+    num_prompts: int
+    mean: float  # excess over the noise floor
+    low: float
+    high: float
+    effect: float
+    verdict: Verdict
+    needed: int | None  # prompts that would settle it; None: settled
+
+
+def judge(
+    excess: Mapping[tuple[str, str], NDArray[np.float64]], effects: Mapping[str, float], judging: Judging
+) -> tuple[Verdict, list[Finding]]:
+    """`excess`: (measure, bucket) -> one value per prompt, A against B less A against A."""
+    alpha = judging.alpha / max(2 * len(excess), 1)  # two tests each
+    findings = [_finding(key, values, effects[key[0]], alpha, judging) for key, values in excess.items()]
+    verdicts = {finding.verdict for finding in findings}
+    for verdict in (Verdict.DIFFERENT, Verdict.NOT_ENOUGH_DATA):
+        if verdict in verdicts:
+            return verdict, findings
+    return (Verdict.EQUIVALENT if findings else Verdict.NOT_ENOUGH_DATA), findings
+
+
+def _finding(
+    key: tuple[str, str], values: NDArray[np.float64], effect: float, alpha: float, judging: Judging
+) -> Finding:
+    from scipy import stats
+
+    num, mean = len(values), float(values.mean())
+    if num < 2:
+        return Finding(*key, num, mean, -math.inf, math.inf, effect, Verdict.NOT_ENOUGH_DATA, MIN_PROMPTS)
+    spread = float(values.std(ddof=1))
+    error = spread / math.sqrt(num)
+    low = mean - float(stats.t.ppf(1 - alpha, num - 1)) * error
+    high = mean + float(stats.t.ppf(1 - judging.alpha, num - 1)) * error
+    above = int((values > effect).sum())
+    by_sign = float(stats.binom.sf(above - 1, num, 0.5))
+    if num >= MIN_PROMPTS and (low > effect or by_sign < alpha):
+        return Finding(*key, num, mean, low, high, effect, Verdict.DIFFERENT, None)
+    if num >= MIN_PROMPTS and high < effect:
+        return Finding(*key, num, mean, low, high, effect, Verdict.EQUIVALENT, None)
+    reach = float(stats.norm.ppf(1 - alpha) + stats.norm.ppf(judging.power))
+    distance = max(abs(mean - effect), 0.1 * effect, 1e-300)
+    needed = max(MIN_PROMPTS, num + 1, math.ceil((reach * spread / distance) ** 2))
+    return Finding(*key, num, mean, low, high, effect, Verdict.NOT_ENOUGH_DATA, needed)
