@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.overrides import MANY, Usage, checked, in_order, is_override, try_composing
+from turnout.server.overrides import MANY, Usage, checked, in_order, is_override, objects, try_composing
 
 USAGE = """\
 turnout: serve large language models, composed from plugins
@@ -96,16 +96,15 @@ def _run(command: str, composed: object, prompt: str | None) -> int:
     from omegaconf import DictConfig
 
     from turnout.core import ModelError
-    from turnout.core.config import resolve
     from turnout.server.config import GenerateConfig
 
     assert isinstance(composed, DictConfig)
     try:
-        config = resolve(composed)
+        config = objects(composed, plugins.load())
         if isinstance(config, GenerateConfig) and prompt is not None:
             config.prompt = prompt
         return _action(command)(config)
-    except (ModelError, PluginError, ValueError) as error:
+    except (ModelError, PluginError, Usage, ValueError) as error:
         _complain(error)
         return 2
     except KeyboardInterrupt:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from turnout.core.plugins import SLOTS, Plugins
+from turnout.core.plugins import SLOTS, PluginError, Plugins
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from turnout.core.config import Config
 
 FREE_TEXT = ("model", "prompt", "system", "server.served_model_name", "server.api_key")  # quoted for Hydra where needed
 MANY = ("-m", "--multirun")
@@ -49,33 +57,60 @@ def is_override(arg: str) -> bool:
 def checked(args: list[str], found: Plugins) -> list[str]:
     """The overrides as Hydra should see them.
 
-    Raises PluginError for a choice that can't be used, Usage for a value that must be quoted.
+    Raises PluginError for a choice that can't be used, Usage for what is no override and for a value that must be quoted.
     """
     many = any(arg in MANY for arg in args)
-    return [_checked(arg, found, many) for arg in args]
+    values = {index + 1 for index, arg in enumerate(args) if arg in WITH_VALUE}
+    return [arg if index in values else _checked(arg, found, many) for index, arg in enumerate(args)]
 
 
 def _checked(arg: str, found: Plugins, many: bool) -> str:
     key, equals, value = arg.partition("=")
     slot = key.lstrip("+")
-    if not equals or arg.startswith("-"):
+    if arg.startswith(("-", "~")):
         return arg
+    if not equals:
+        raise Usage(f"{arg!r} is no override: write KEY=VALUE, such as model={_shell(arg)}")
     if slot in SLOTS:
+        if slot != key:
+            raise Usage(f"{slot} has a choice already, so there is nothing to add: write {slot}={value}")
         for name in value.split(",") if many else [value]:
-            if re.fullmatch(r"[\w-]+", name):
-                found.get(slot, name)
+            plain = re.fullmatch(r"(['\"]?)([\w-]+)\1", name.strip())
+            if plain is None:
+                known = ", ".join(found.names(slot))
+                raise Usage(f"{slot} takes the name of one choice, got {name!r}. Installed here: {known}")
+            found.get(slot, plain.group(2))
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     if slot in FREE_TEXT and not many and not re.fullmatch(r"[\w./:+-]+|'.*'|\".*\"", value):
         return f"{key}={quoted(value)}"
-    with contextlib.suppress(HydraException):
-        OverridesParser.create().parse_override(arg)
-        return arg
-    raise Usage(
-        f"{arg!r} cannot be read as KEY=VALUE. A value with spaces or one of = , # @ {{ }} [ ] must be quoted for Hydra inside "
-        f"the shell's own quotes: {_shell(f'{key}={quoted(value)}')}"
-    )
+    for readable in (arg, f"{key}={_from_json(value)}"):
+        with contextlib.suppress(HydraException):
+            OverridesParser.create().parse_override(readable)
+            return readable
+    hint = f"must be quoted for Hydra inside the shell's own quotes: {_shell(f'{key}={quoted(value)}')}"
+    if value.startswith(("{", "[")):
+        hint += f"; a mapping is written {_shell(f'{key}={{name: value}}')}, a list {_shell(f'{key}=[value, value]')}"
+    raise Usage(f"{arg!r} cannot be read as KEY=VALUE. A value with spaces or one of = , # @ {{ }} [ ] {hint}")
+
+
+def _from_json(value: str) -> str:
+    """A JSON object or list as Hydra spells it; anything else as it is."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    return _spelled(found) if isinstance(found, dict | list) else value
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, dict):
+        keys = {name: re.sub(r"([\\()\[\]{}:=, ])", r"\\\1", name) for name in value}  # its keys take no quotes
+        return "{" + ", ".join(f"{keys[name]}: {_spelled(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def quoted(value: str) -> str:
@@ -92,7 +127,7 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     import turnout.server.config  # noqa: F401  stores the schemas
@@ -106,20 +141,70 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
             parent, _, _ = key.rpartition(".")
             kept = [o for o in overrides if not _sets(o, key)]
             with contextlib.suppress(HydraException, OmegaConfBaseException):
-                node = OmegaConf.select(compose(command, kept), parent) if parent else compose(command, kept)
-                raise Usage(f"{text}\n{_what_it_takes(node, parent, OmegaConf.get_type(node), found)}") from error
+                whole = compose(command, kept)
+                place = key if isinstance(OmegaConf.select(whole, key), DictConfig) else parent
+                node = OmegaConf.select(whole, place) if place else whole
+                raise Usage(f"{text}\n{_what_it_takes(node, place, found)}") from error
             raise Usage(text) from error
         finally:
             GlobalHydra.instance().clear()
+
+
+def objects(composed: DictConfig, found: Plugins) -> Config:
+    """The composed configuration as objects.
+
+    Raises Usage for a key that nothing reads or that has no value, PluginError naming a plugin whose component can't be
+    made, and what the options raise for their values.
+    """
+    from omegaconf import OmegaConf
+
+    from turnout.core.config import resolve
+
+    for node, key in _strangers(composed, ""):
+        raise Usage(f"nothing reads {key}. {_what_it_takes(node, key.rpartition('.')[0], found)}")
+    for key in sorted(OmegaConf.missing_keys(composed)):
+        if key in SLOTS:
+            raise Usage(f"{key} has no choice: write {key}=NAME. Installed here: {', '.join(found.names(key))}")
+        raise Usage(f"{key} has no default: write {key}=VALUE")
+    for slot in SLOTS:
+        try:
+            OmegaConf.to_object(composed[slot])
+        except ValueError:
+            raise  # the value of an option is wrong
+        except Exception as error:
+            name = next(c for c in found.choices.values() if c.component is OmegaConf.get_type(composed[slot]))
+            raise PluginError(
+                f"{slot}={name.name} of {name.package} {name.version} cannot be made: {type(error).__name__}: {error}. "
+                f"Upgrade or uninstall {name.package}; TURNOUT_BLOCK={name.plugin} skips it."
+            ) from error
+    return resolve(composed)
+
+
+def _strangers(node: DictConfig, path: str) -> Iterator[tuple[DictConfig, str]]:
+    """Keys that a `+` put where no dataclass has them, each with the node it is in."""
+    from omegaconf import DictConfig, OmegaConf
+
+    kind = OmegaConf.get_type(node)
+    known = {spec.name for spec in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set(node)
+    for name in node:
+        key = f"{path}{name!s}"
+        if name not in known:
+            yield node, key
+        elif not OmegaConf.is_missing(node, name) and isinstance(node[name], DictConfig):
+            yield from _strangers(node[name], f"{key}.")
 
 
 def _sets(override: str, key: str) -> bool:
     return override.partition("=")[0].lstrip("+~") == key
 
 
-def _what_it_takes(node: object, parent: str, kind: object, found: Plugins) -> str:
-    """The options beside the wrong one."""
-    names = ", ".join(f"{parent}.{name}" if parent else str(name) for name in node) if isinstance(node, Mapping) else ""
+def _what_it_takes(node: object, parent: str, found: Plugins) -> str:
+    """The options in `node`, which is at `parent`."""
+    from omegaconf import OmegaConf
+
+    kind = OmegaConf.get_type(node)
+    known = [spec.name for spec in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    names = ", ".join(f"{parent}.{name}" if parent else name for name in known)
     for choice in found.choices.values():
         if choice.slot == parent and choice.component is kind:
             options = f"takes {names}" if names else "has no options"
