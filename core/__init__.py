@@ -18,6 +18,7 @@ from turnout.core.interfaces import (
     Scheduler,
     SharingBlocks,
 )
+from turnout.core.policy import Policy
 from turnout.core.types import (
     Batch,
     BlockMoves,
@@ -61,6 +62,7 @@ __all__ = [
     "ModelRunner",
     "Move",
     "Output",
+    "Policy",
     "PreemptMode",
     "Preemption",
     "Quantizer",

@@ -6,7 +6,7 @@ and whatever a faulty scheduler took can be given back whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
 from turnout.core.cost import Load, StepCost
@@ -45,6 +45,7 @@ class Draft:
         self._attached: list[Request] = []  # admitted in this step
         self._open = True
         self._decodes = self._decode_keys = self._prefill_tokens = self._prefill_keys = 0
+        self._promised = 0  # tokens that prompts of this step still have before them
         self.cost = cost  # what a step costs, learned from finished ones
         self.reasons: dict[str, str] = {}
         self.now = now  # seconds on the engine's clock: the only time a scheduler may look at
@@ -72,14 +73,33 @@ class Draft:
         return bool(self._preempted)
 
     @property
+    def chunks(self) -> Collection[Chunk]:
+        """What was taken so far, in order."""
+        return self._chunks.values()
+
+    @property
     def load(self) -> Load:
-        """What was taken so far."""
+        """What that amounts to."""
         moved = self._swapper.num_moves
         return Load(self._prefill_tokens, self._prefill_keys, self._decodes, self._decode_keys, moved)
 
     def cached(self, request: Request) -> int:
         """Tokens a prefix hit would save a waiting request. A peek; changes nothing."""
         return 0 if request.blocks or request.host_blocks else self._blocks.cached(request)
+
+    def missing(self, request: Request) -> int:
+        """Blocks that must still become free before all tokens of a waiting request fit, beside what the prompts of this
+        step still need; 0 or less: they fit. A peek; changes nothing."""
+        size = self._blocks.block_size
+        short = -(-len(request.tokens) // size) + self._promised // size - self._blocks.num_free
+        if short > 0:
+            parent = self._parent(request)
+            short -= (self.cached(request) if parent is None else parent.num_computed) // size
+        return short
+
+    def victim(self, candidates: Sequence[Request]) -> Request:
+        """Whom the preemption policy would send back. Changes nothing."""
+        return self._swapper.policy.victim(candidates, self)
 
     def fits(self, request: Request, seconds: float) -> int:
         """How many tokens of the request can join the step before it is expected to take more than `seconds`."""
@@ -88,7 +108,9 @@ class Draft:
 
     def explain(self, request: Request, reason: str) -> None:
         """Say why a request waits, or why it was preempted that way. Shown in the step log and by `why`."""
-        self.reasons[request.id] = reason
+        before = self.reasons.get(request.id, "")
+        if reason not in before:
+            self.reasons[request.id] = f"{before}; {reason}" if before else reason
 
     def take(self, request: Request, limit: int | None = None) -> int:
         """Add up to `limit` of the request's pending tokens to the step, admitting it if it waits.
@@ -134,11 +156,32 @@ class Draft:
         else:
             self._prefill_tokens += count
             self._prefill_keys += count * start + count * (count + 1) // 2
+            self._promised += pending - count
         return count
 
-    def insist(self, request: Request, *pools: MutableSequence[Request], limit: int | None = None) -> int:
+    def admit(self, request: Request, limit: int | None = None) -> int:
+        """Take a waiting request, but only if nothing is `missing`: what doesn't fit whole is begun only to be thrown
+        away. Nor after a preemption in this step: the room just made is not for others. Where nothing runs, it is
+        `take`. Returns the tokens taken; 0: nobody after it should be admitted either, or it may wait for ever.
+        """
+        if self._preempted:
+            self.reasons[request.id] = "others were preempted in this step"
+            return 0
+        if (self._running or self._chunks) and (missing := self.missing(request)) > 0:
+            self.reasons[request.id] = f"out of blocks: {missing} more must become free"
+            return 0
+        return self.take(request, limit)
+
+    def insist(
+        self,
+        request: Request,
+        *pools: MutableSequence[Request],
+        limit: int | None = None,
+        victim: Callable[[Sequence[Request], Draft], Request] | None = None,
+    ) -> int:
         """Take, preempting others while blocks are short: victims come from the first pool, then the next, each picked
-        by the preemption policy and removed from its pool. A running request that finds no victim gives way itself.
+        by `victim`, else by the preemption policy, and removed from its pool. A running request that finds none gives
+        way itself.
 
         Returns the tokens taken, as `take` does. Pools hold running requests that are not in this step yet.
         """
@@ -150,9 +193,12 @@ class Draft:
                 if request.id in self._running:
                     self.preempt(request)
                 return 0
-            victim = pool[-1] if len(pool) == 1 else self._swapper.policy.victim(tuple(pool), self)
-            pool.remove(victim)
-            self.preempt(victim)
+            chosen = (victim or self._swapper.policy.victim)(tuple(pool), self) if len(pool) > 1 else pool[0]
+            if chosen not in pool:
+                raise ContractError(f"the victim {getattr(chosen, 'id', chosen)!r} is none of the candidates")
+            pool.remove(chosen)
+            self.preempt(chosen)
+            self.explain(chosen, f"preempted to make room for {request.id}")
         return count
 
     def preempt(self, request: Request, mode: PreemptMode | None = None) -> None:
@@ -196,14 +242,19 @@ class Draft:
 
     def _attach(self, request: Request) -> None:
         """Give a request the blocks of its parent, if that is there and begins alike; else those of a cached prefix."""
-        if request.parent is not None and self._sharing is not None:
-            parent = self._running.get(request.parent) or self._kept.get(request.parent)
-            if parent is not None and parent.blocks and parent.salt == request.salt:
-                shared = min(parent.num_computed, len(request.tokens) - 1)
-                if shared and parent.tokens[:shared] == request.tokens[:shared]:
-                    self._sharing.fork(parent, request, shared)
-                    return
+        if self._sharing is not None and (parent := self._parent(request)) is not None:
+            shared = min(parent.num_computed, len(request.tokens) - 1)
+            if shared and parent.tokens[:shared] == request.tokens[:shared]:
+                self._sharing.fork(parent, request, shared)
+                return
         self._blocks.attach(request)
+
+    def _parent(self, request: Request) -> Request | None:
+        """Whom the request would share blocks with."""
+        if request.parent is None or self._sharing is None:
+            return None
+        parent = self._running.get(request.parent) or self._kept.get(request.parent)
+        return parent if parent is not None and parent.blocks and parent.salt == request.salt else None
 
     def _reclaim(self, request: Request, num_tokens: int) -> bool:
         """Out of blocks: give up what finished requests keep, the oldest first, until the request has room."""

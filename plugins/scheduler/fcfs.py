@@ -11,21 +11,19 @@ from turnout.core import Draft, Request
 
 @dataclass
 class FCFS:
-    """Runs what runs, then admits what waits, each with all its pending tokens. Out of blocks, the newest gives way.
+    """Runs what runs, then admits what waits, each with all its pending tokens (continuous batching: Orca, OSDI 2022).
 
-    Continuous batching as in Orca (OSDI 2022). A long prompt takes a whole step: use `chunked_prefill` where the gaps
-    between the tokens of running streams matter. Nobody starves: the oldest request always runs.
+    Use it for throughput, or where prompts are short: a long one takes a whole step, and every stream waits for it.
+    Bound: nobody is admitted before a request that arrived earlier, and the one admitted first always comes further.
     """
 
     def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        queue = deque(running)
-        while queue and not draft.full:
-            request = queue.popleft()
-            while not draft.take(request):  # out of blocks
-                victim = queue.pop() if queue else request
-                draft.preempt(victim)
-                if victim is request:
+        queue, take = deque(running), draft.take
+        while queue:
+            if not take(request := queue.popleft()):
+                if draft.full:
                     return
+                draft.insist(request, queue)
         for request in waiting:
-            if draft.preempted or draft.full or not draft.take(request):
+            if not draft.admit(request):
                 return
