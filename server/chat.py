@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from turnout.core.types import Logprobs
+from turnout.server.choice import Choice, Delta, Prompt
 from turnout.server.conversation import check_template_kwargs, check_tools, normalize
 from turnout.server.errors import bad_request
-from turnout.server.generation import Choice, Delta, Job, Prompt
+from turnout.server.generation import Job
 from turnout.server.marks import ChatMarks, prompt_logprobs
 from turnout.server.sampling import max_tokens_of, sampling_of
 from turnout.server.schema import ChatRequest, Templated, parse, read_body
@@ -122,7 +123,7 @@ class Answer:
                 if delta.finish:
                     part.end = delta
         fields: dict[str, object] = {
-            "choices": [self._choice(*pair) for pair in enumerate(parts)],
+            "choices": [self._choice(index, parts[choice.index]) for index, choice in enumerate(self._job.answers)],
             "usage": self._job.usage,
         }
         if self._body.return_token_ids:

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from turnout.core.types import EngineInfo, Logprobs
+from turnout.server.choice import Choice, Delta, Prompt
 from turnout.server.errors import bad_request
-from turnout.server.generation import Choice, Delta, Job, Prompt
+from turnout.server.generation import Job
 from turnout.server.marks import Pieces, TextMarks, prompt_logprobs
 from turnout.server.sampling import COMPLETION_TOKENS, check_ids, max_tokens_of, sampling_of
 from turnout.server.schema import CompletionRequest, parse, read_body
@@ -43,9 +44,10 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 async def _job(service: Service, body: CompletionRequest, since: float) -> Job:
-    if len(body.prompt) * body.n > MAX_CHOICES:
+    if len(body.prompt) * body.num_made > MAX_CHOICES:
         raise bad_request(
-            f"{len(body.prompt)} prompts with n={body.n} are more than {MAX_CHOICES} answers: send several requests",
+            f"{len(body.prompt)} prompts with {body.num_made} answers each are more than {MAX_CHOICES} answers: "
+            "send several requests",
             "n",
         )
     info = service.client.info
@@ -115,26 +117,27 @@ class Answer:
                 part.scores += delta.prompt_logprobs
                 if delta.finish:
                     part.end = delta
-        choices = [self._choice(choice) for choice in self._job.choices]
+        choices = [self._choice(*pair) for pair in enumerate(self._job.answers)]
         return {**self._head, "choices": choices, "usage": self._job.usage}
 
-    def _choice(self, choice: Choice) -> dict[str, object]:
+    def _choice(self, index: int, choice: Choice) -> dict[str, object]:
         part, body, prompt = self._parts[choice.index], self._body, choice.prompt
+        scores = self._parts[choice.leader].scores
         fields: dict[str, object] = {
-            "index": choice.index,
+            "index": index,
             "text": (prompt.text if body.echo else "") + "".join(part.text),
             "logprobs": None,
             "finish_reason": part.end.finish,
             "stop_reason": part.end.stop_reason,
         }
         if body.logprobs is not None:
-            before = part.marks.prompt(prompt.ids[0], part.scores, prompt.text) if body.echo else {}
+            before = part.marks.prompt(prompt.ids[0], scores, prompt.text) if body.echo else {}
             made = part.marks.of(part.logprobs)
             fields["logprobs"] = {name: before.get(name, []) + made[name] for name in made}
         if body.return_token_ids:
             fields |= {"prompt_token_ids": prompt.ids, "token_ids": part.tokens}
         if body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(self._service.names, part.scores, body.prompt_logprobs)
+            fields["prompt_logprobs"] = prompt_logprobs(self._service.names, scores, body.prompt_logprobs)
         return fields
 
     @property
@@ -156,8 +159,9 @@ class Answer:
             part.scores += delta.prompt_logprobs
             if not part.echoed and (delta.tokens or delta.finish):
                 part.echoed = True
-                scores = part.marks.prompt(choice.prompt.ids[0], part.scores, choice.prompt.text)
-                events = self._event(choice, choice.prompt.text, scores, Delta())
+                scores = self._parts[choice.leader].scores
+                marked = part.marks.prompt(choice.prompt.ids[0], scores, choice.prompt.text)
+                events = self._event(choice, choice.prompt.text, marked, Delta())
             marks = part.marks.of(delta.logprobs) if wants_marks and delta.logprobs else None
             if delta.text or marks or delta.finish or (wants_ids and delta.tokens):
                 events += self._event(choice, delta.text, marks, delta)

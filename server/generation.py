@@ -1,10 +1,9 @@
-"""One HTTP request's generation: its choices, each a request to the engine, and their text as it comes.
+"""One HTTP request's generation: what the engine is asked, and its choices as they come.
 
-Choices are numbered prompt by prompt: with two prompts and n=2, choices 0 and 1 continue the first prompt.
-
-The token that ends a choice, an end token or one of stop_token_ids, counts as generated and has its log-probability,
-but is no part of the text. A stop string ends a choice as soon as the text holds it: tokens up to there count, the engine
-is told to stop.
+Choices are numbered prompt by prompt: with two prompts and n=2, choices 0 and 1 continue the first prompt. Each is a
+request to the engine, children of their prompt's first one: that computes and scores the prompt, and all share its
+blocks. With best_of so many choices are made for a prompt, of which n are returned. In a beam search one question to the
+engine has all choices of a prompt for its answers, which come at the end, best first.
 """
 
 from __future__ import annotations
@@ -16,79 +15,24 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple, cast
 
-from turnout.core.types import Finish, Logprobs, Output, Request, Sampling
+from turnout.core.types import Output, Request, Sampling
 from turnout.server.bridge import EngineError
+from turnout.server.choice import Choice, Delta, Prompt
 from turnout.server.errors import ApiError, bad_request, unavailable
+from turnout.server.messages import Ask, BeamSearch
 from turnout.server.metrics import Flight
-from turnout.server.sampling import child, end_ids
+from turnout.server.sampling import choice_sampling
 from turnout.server.schema import Generation
 from turnout.server.service import Service
-from turnout.server.text import Detokenizer, Text
-
-TAIL = 16  # last tokens of a prompt, enough to tell how the text goes on
 
 log = logging.getLogger("turnout.server")
 
 
-class Prompt(NamedTuple):
-    """A prompt as ids and, for echo, as the text the client sent."""
+class Order(NamedTuple):
+    """What the engine is asked, and the choices that are its answers."""
 
-    ids: list[int]
-    text: str = ""
-    continues: bool = True  # the answer goes on in the prompt's text; False: it begins a text of its own
-
-
-class Delta(NamedTuple):
-    """What one output of the engine adds to a choice."""
-
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs, ...] = ()
-    prompt_logprobs: tuple[Logprobs, ...] = ()
-    finish: str | None = None  # stop or length
-    stop_reason: str | int | None = None  # the stop string or the id of stop_token_ids that ended it
-
-
-class Choice:
-    """One answer on its way."""
-
-    def __init__(self, index: int, prompt: Prompt, request: Request, body: Generation, text: Text) -> None:
-        self.index, self.prompt, self.request = index, prompt, request
-        self.num_tokens = self.num_cached = 0
-        self._end_ids, self._shows_end = end_ids(body, text), body.include_stop_str_in_output
-        self._detokenizer = Detokenizer(
-            text,
-            prompt_tail=prompt.ids[-TAIL:] if prompt.continues else (),
-            skip_special_tokens=body.skip_special_tokens,
-            stop=body.stop,
-            include_stop=body.include_stop_str_in_output,
-            min_tokens=body.min_tokens,
-        )
-
-    def push(self, output: Output) -> Delta:
-        """Raises ApiError when the engine gave the request up."""
-        if output.finish is Finish.ERROR:
-            raise ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
-        if output.finish is Finish.ABORT:
-            raise unavailable("the engine ended this request")
-        self.num_cached = output.num_cached
-        tokens, logprobs = output.tokens, output.logprobs
-        shown, finish = tokens, output.finish.value if output.finish else None
-        stop_reason: str | int | None = None
-        if output.finish is Finish.STOP:
-            stop_reason = None if tokens[-1] in self._end_ids else tokens[-1]
-            shown = tokens if self._shows_end else tokens[:-1]
-        detokenizer, before = self._detokenizer, self.num_tokens
-        self.num_tokens += len(tokens)
-        text = detokenizer.push(shown) if shown else ""
-        if finish and detokenizer.stopped is None:
-            text += detokenizer.finish()
-        if detokenizer.stopped is not None:
-            finish, stop_reason = "stop", detokenizer.stopped
-            self.num_tokens = detokenizer.num_tokens_used
-            tokens = tokens[: self.num_tokens - before]
-            logprobs = logprobs[: self.num_tokens - before]
-        return Delta(text, tokens, logprobs, output.prompt_logprobs, finish, stop_reason)
+    asked: Ask
+    choices: Sequence[Choice]
 
 
 class Job:
@@ -99,32 +43,42 @@ class Job:
     ) -> None:
         self._service, self._body, self._since = service, body, since
         self._num_prompt = sum(len(prompt.ids) for prompt in prompts)
-        name, pairs = uuid.uuid4().hex, list(zip(prompts, samplings, strict=True))
-        labels = {k: v for k, v in (("user", body.user), ("service_tier", body.service_tier)) if v is not None}
+        self._size = size = body.n if body.use_beam_search else body.num_made  # choices of a prompt
+        name = uuid.uuid4().hex
         self.choices = [
-            Choice(
-                index := number * body.n + place,
-                prompt,
-                Request(
-                    f"{name}-{index}",
-                    list(prompt.ids),
-                    child(sampling, place),
-                    priority=body.priority,
-                    labels=labels,
-                    salt=body.cache_salt,
-                ),
-                body,
-                service.text,
-            )
-            for number, (prompt, sampling) in enumerate(pairs)
-            for place in range(body.n)
+            self._choice(name, number * size, place, *pair)
+            for number, pair in enumerate(zip(prompts, samplings, strict=True))
+            for place in range(size)
         ]
+        self._groups = [self.choices[first : first + size] for first in range(0, len(self.choices), size)]  # by prompt
+        if body.use_beam_search:
+            self._orders = [Order(self._search(group), group) for group in self._groups]
+        else:
+            self._orders = [Order(choice.request, (choice,)) for choice in self.choices]
+
+    def _choice(self, name: str, leader: int, place: int, prompt: Prompt, sampling: Sampling) -> Choice:
+        body, index = self._body, leader + place
+        labels = {k: v for k, v in (("user", body.user), ("service_tier", body.service_tier)) if v is not None}
+        request = Request(
+            f"{name}-{index}",
+            list(prompt.ids),
+            choice_sampling(sampling, place, ranked=self._size > body.n),
+            priority=body.priority,
+            labels=labels,
+            salt=body.cache_salt,
+            parent=f"{name}-{leader}" if place else None,
+        )
+        return Choice(index, leader, prompt, request, body, self._service.text)
+
+    def _search(self, choices: Sequence[Choice]) -> BeamSearch:
+        body, names = self._body, tuple(choice.request.id for choice in choices)
+        return BeamSearch(choices[0].request, names, body.num_made, body.length_penalty, body.early_stopping)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Raises ApiError when the engine cannot take it now. Whatever happens inside, each choice is counted once."""
+        """Raises ApiError when the engine cannot take it now. Whatever happens inside, each order is counted once."""
         self._service.check_able()
-        requests = [choice.request for choice in self.choices]
+        requests = [order.choices[0].request for order in self._orders]
         self._flights = self._service.metrics.begin(requests, self._body.n, self._since)
         try:
             yield
@@ -134,9 +88,9 @@ class Job:
 
     @property
     def usage(self) -> dict[str, object]:
-        """A prompt counts once, however many choices it has."""
+        """A prompt counts once, however many choices it has; every choice counts, also one that is not returned."""
         completion = sum(choice.num_tokens for choice in self.choices)
-        cached = sum(choice.num_cached for choice in self.choices[:: self._body.n])
+        cached = sum(group[0].num_cached for group in self._groups)
         return {
             "prompt_tokens": self._num_prompt,
             "completion_tokens": completion,
@@ -144,28 +98,41 @@ class Job:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
+    @property
+    def answers(self) -> list[Choice]:
+        """The choices to return: all, or of each prompt's the `n` whose tokens have the best mean log-probability."""
+        n = self._body.n
+        if n == self._size:
+            return self.choices
+        return [c for group in self._groups for c in sorted(group, key=lambda choice: -choice.mean_logprob)[:n]]
+
     def deltas(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """What comes, in the order it comes, until all choices have ended. Closing it early aborts the rest.
 
         Raises ApiError; the other choices are aborted then.
         """
-        if len(self.choices) == 1:
-            return self._follow(self.choices[0], self._flights[0])
+        if len(self._orders) == 1:
+            return self._follow(self._orders[0], self._flights[0])
         return self._merged()
 
     async def _merged(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         arrived: asyncio.Queue[tuple[Choice, Delta] | Exception] = asyncio.Queue()
+        begun = {choice.leader: asyncio.Event() for choice in self.choices}
 
-        async def pump(choice: Choice, flight: Flight) -> None:
+        async def pump(order: Order, flight: Flight) -> None:
             try:
-                async with aclosing(self._follow(choice, flight)) as deltas:
-                    async for item in deltas:
-                        arrived.put_nowait(item)
+                async with aclosing(self._follow(order, flight)) as deltas:
+                    async for choice, delta in deltas:
+                        if choice.index != choice.leader:  # an echo begins with what the leader has scored
+                            await begun[choice.leader].wait()
+                        arrived.put_nowait((choice, delta))
+                        if delta.tokens or delta.finish:
+                            begun[choice.leader].set()
             except Exception as error:  # noqa: BLE001  raised where it is read
                 arrived.put_nowait(error)
 
-        tasks = [asyncio.create_task(pump(*pair)) for pair in zip(self.choices, self._flights, strict=True)]
-        num_open = len(tasks)
+        tasks = [asyncio.create_task(pump(*pair)) for pair in zip(self._orders, self._flights, strict=True)]
+        num_open = len(self.choices)
         try:
             while num_open:
                 item = await arrived.get()
@@ -178,19 +145,24 @@ class Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, choice: Choice, flight: Flight) -> AsyncGenerator[tuple[Choice, Delta], None]:
-        """One choice from its first delta to the one with `finish`."""
-        outputs = cast(AsyncGenerator[Output, None], self._service.client.generate(choice.request))
+    async def _follow(self, order: Order, flight: Flight) -> AsyncGenerator[tuple[Choice, Delta], None]:
+        """An order from the first delta to the last one with `finish`."""
+        outputs = cast(AsyncGenerator[Output, None], self._service.client.generate(order.asked))
+        first, num_open = order.choices[0], len(order.choices)
+        by_id = {choice.request.id: choice for choice in order.choices}
         try:
             async with aclosing(outputs):
                 async for output in outputs:
-                    if output.tokens:
+                    choice = by_id[output.request_id]
+                    if output.tokens and choice is first:
                         flight.tokens_came()
                     delta = choice.push(output)
-                    if delta.finish:
-                        flight.ended(delta.finish, choice.num_tokens, choice.num_cached, output.timing)
+                    num_open -= delta.finish is not None
+                    if not num_open and first.finish:
+                        num_tokens = sum(choice.num_tokens for choice in order.choices)
+                        flight.ended(first.finish, num_tokens, first.num_cached, output.timing)
                     yield choice, delta
-                    if delta.finish:
+                    if not num_open:
                         return
         except Exception as error:
             failure = failure_of(error)

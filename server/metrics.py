@@ -4,7 +4,7 @@ Times to the first token, between tokens and end to end are a client's: from the
 moment its tokens came back here. Queue, prefill, decode and inference times are the engine's own, so a request that a
 stop string ended has none: the engine never finished it.
 
-Each engine request (one choice) is counted once when it begins and once when it ends:
+Each engine request (one choice, or a whole beam search) is counted once when it begins and once when it ends:
     turnout:requests_received_total = sum over outcomes of turnout:requests_ended_total + requests in flight
 """
 
@@ -197,7 +197,7 @@ class Flight:
             (series.computed, num_prompt - num_cached),
             (series.max_tokens, self._request.sampling.max_tokens),
         ]
-        if num_tokens > 1:
+        if self._last > self._first:  # else all its tokens came at once
             observed.append((series.mean_itl, (self._last - self._first) / (num_tokens - 1)))
         if timing is not None and timing.scheduled is not None:
             first = timing.finished if timing.first_token is None else timing.first_token

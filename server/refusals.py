@@ -21,7 +21,6 @@ COMMON = {
     "allowed_token_ids": "ban the others with logit_bias",
     "bad_words": "ban their tokens with logit_bias",
     "logits_processors": "leave it out",
-    "use_beam_search": "leave it out, or sample several answers with n",
     "kv_transfer_params": "leave it out",
     "prompt_embeds": "send text or token ids",
     "truncate_prompt_tokens": "shorten the prompt before sending it; POST /tokenize counts its tokens",
@@ -36,6 +35,16 @@ CHAT = {
     "echo": "leave it out; the client has the messages",
     "mm_processor_kwargs": "send text only",
 }
+BEAM = {  # the value that asks for nothing, and what to do
+    "temperature": (0, "nothing is drawn: send 0 or leave it out"),
+    "stream": (False, "the answers are known at the end only: send stream: false"),
+    "stop": ([], "a beam is tokens, not text: end it with stop_token_ids, or cut the text where you get it"),
+    "logit_bias": ({}, "beams are ranked by the model's own log-probabilities: leave it out"),
+    "presence_penalty": (0, "beams are ranked by the model's own log-probabilities: leave it out"),
+    "frequency_penalty": (0, "beams are ranked by the model's own log-probabilities: leave it out"),
+    "repetition_penalty": (1, "beams are ranked by the model's own log-probabilities: leave it out"),
+}
+BEAM_ONLY = {"length_penalty": 1, "early_stopping": False}
 _TOOLS = (
     'tool calls are not supported by this server yet: send tool_choice: "none" to show the tools to the model without calls, '
     "or leave tools out"
@@ -59,10 +68,6 @@ def refuse_common(given: Mapping[str, object]) -> None:
 def refuse_completion(given: Mapping[str, object]) -> None:
     """Raise ApiError for a field /v1/completions cannot honour."""
     _refuse(given, COMPLETION)
-    if "best_of" in given and given["best_of"] != given.get("n", 1):
-        raise unsupported(
-            "best_of", "this server returns every answer it makes; leave best_of out, or make it equal to n"
-        )
 
 
 def refuse_chat(given: Mapping[str, object]) -> None:
@@ -76,6 +81,16 @@ def refuse_chat(given: Mapping[str, object]) -> None:
     choice = given.get("tool_choice", "auto" if "tools" in given else "none")
     if choice != "none" and not (choice == "auto" and "tools" not in given):
         raise bad_request(_TOOLS, "tool_choice", "unsupported_parameter")
+
+
+def refuse_beam(given: Mapping[str, object], *, beam: bool) -> None:
+    """Raise ApiError for a field that a beam search has no use for, or that has no use without one."""
+    for name, (nothing, remedy) in BEAM.items() if beam else ():
+        if given.get(name, nothing) != nothing:
+            raise bad_request(f"{name} does not go with use_beam_search: {remedy}", name)
+    for name, nothing in () if beam else BEAM_ONLY.items():
+        if given.get(name, nothing) != nothing:
+            raise bad_request(f"{name} is for beam search: send it with use_beam_search: true", name)
 
 
 def _refuse(given: Mapping[str, object], table: Mapping[str, str]) -> None:

@@ -72,12 +72,17 @@ def end_ids(body: Generation, text: Text) -> frozenset[int]:
     return frozenset() if body.ignore_eos else frozenset(text.eos_ids)
 
 
-def child(sampling: Sampling, index: int) -> Sampling:
-    """The sampling of choice `index` of one prompt: with a seed, each choice has its own, seed + index."""
-    if sampling.seed is None or index == 0:
+def choice_sampling(sampling: Sampling, place: int, *, ranked: bool) -> Sampling:
+    """The sampling of one of a prompt's choices. With a seed each has its own, seed + place. The first alone scores the
+    prompt. `ranked`: each token's log-probability is needed to tell which choices are the best."""
+    if ranked and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
+    if place == 0:
         return sampling
-    seed = sampling.seed + index
-    return replace(sampling, seed=seed if seed < 2**64 else seed - 2**64)
+    seed = None if sampling.seed is None else sampling.seed + place
+    if seed is not None and seed >= 2**64:
+        seed -= 2**64
+    return replace(sampling, seed=seed, prompt_logprobs=None)
 
 
 def invalid_sampling(error: ValueError) -> ApiError:

@@ -8,67 +8,21 @@ cannot give is refused by name (`refusals.py`), never dropped.
 from __future__ import annotations
 
 import logging
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from turnout.server import errors
+from turnout.server import errors, fields
 from turnout.server.errors import ApiError, bad_request
-from turnout.server.refusals import refuse_chat, refuse_common, refuse_completion
+from turnout.server.refusals import refuse_beam, refuse_chat, refuse_common, refuse_completion
 
 MAX_BODY = 16 << 20  # bytes; a million tokens of text are about five million
-MAX_STOPS = 64  # stop strings; the OpenAI API says 4, but tools send more
-MAX_STOP_LENGTH = 2048  # characters of all of them: what watches for them is built anew for each answer
 MAX_MESSAGES = 10_000  # in one chat
-MAX_PROMPTS = 2048  # in one request
 MAX_LOGPROBS = 20
+MAX_BEST_OF = 20
 
 log = logging.getLogger("turnout.server")
-
-Prompt = str | list[int]
-
-
-def _prompts(value: object) -> list[Prompt]:
-    """The four forms of a prompt as a list of prompts: a text, texts, token ids, lists of token ids."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"must be a text, texts, token ids or lists of token ids, got {errors.show(value)}")
-    if all(type(item) is int for item in value):
-        return [value]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"may hold {MAX_PROMPTS} prompts, got {len(value)}: send several requests")
-    texts = all(isinstance(item, str) for item in value)
-    if texts or all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
-        return list(value)
-    raise ValueError("must hold texts only, token ids only, or lists of token ids only")
-
-
-def _stops(value: object) -> object:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError(f"must be a text or a list of texts, got {errors.show(value)}")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"may hold {MAX_STOPS} texts, got {len(stops)}")
-    if sum(map(len, stops)) > MAX_STOP_LENGTH:
-        raise ValueError(f"may hold {MAX_STOP_LENGTH} characters in all, got {sum(map(len, stops))}")
-    if "" in stops:
-        raise ValueError("must not hold an empty text: every answer would end at once")
-    return stops
-
-
-def _biases(value: object) -> object:
-    """Keys become ints; what they and their values may be is checked where the vocabulary is known."""
-    if not (isinstance(value, dict) and value):
-        raise ValueError(f"must be an object of token ids and biases, got {errors.show(value)}")
-    biases = {}
-    for key, bias in value.items():
-        if not (key.isascii() and key.removeprefix("-").isdigit() and len(key) < 20):
-            raise ValueError(f"keys must be token ids, got {errors.show(key)}")
-        biases[int(key)] = bias
-    return biases
-
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -106,6 +60,10 @@ class Generation(Wire):
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
+    best_of: int | None = Field(None, ge=1, le=MAX_BEST_OF)
+    use_beam_search: bool = False
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    early_stopping: Annotated[bool | Literal["never"], BeforeValidator(fields.early)] = False
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: Count | None = None
@@ -119,8 +77,8 @@ class Generation(Wire):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(fields.biases)] = {}
+    stop: Annotated[list[str], BeforeValidator(fields.stops)] = []
     stop_token_ids: list[int] = Field([], max_length=1024)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -141,6 +99,25 @@ class Generation(Wire):
         if "prompt_logprobs" in given and given.get("stream") not in (None, False):
             raise bad_request("prompt_logprobs come with a whole answer: send stream: false", "prompt_logprobs")
 
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Raise ApiError for fields that do not go together."""
+        if self.num_made < self.n:
+            raise bad_request(
+                f"best_of must be at least n: of {self.num_made} answers {self.n} are asked for", "best_of"
+            )
+        refuse_beam({name: getattr(self, name) for name in self.model_fields_set}, beam=self.use_beam_search)
+        if self.stream and self.num_made > self.n:
+            raise bad_request(
+                "which answers of best_of are the best is known at their end: send stream: false", "best_of"
+            )
+        return self
+
+    @property
+    def num_made(self) -> int:
+        """Answers made for each prompt, of which `n` are returned. In a beam search, its width."""
+        return self.n if self.best_of is None else self.best_of
+
     @property
     def limit(self) -> int | None:
         """The most tokens the client wants; None: it did not say."""
@@ -151,7 +128,7 @@ class CompletionRequest(Generation):
     """POST /v1/completions"""
 
     kept_empty = frozenset({"prompt"})
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    prompt: Annotated[list[fields.Prompt], BeforeValidator(fields.prompts)]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool = True

@@ -17,8 +17,6 @@ from turnout.server.bridge import EngineError
     ("path", "fields"),
     [
         (BOTH[0], {"suffix": "end"}),
-        (BOTH[0], {"best_of": 3}),
-        (BOTH[0], {"best_of": 1, "n": 2}),
         *((path, {"response_format": {"type": "json_object"}}) for path in BOTH),
         *((path, {"structured_outputs": {"regex": "("}}) for path in BOTH),
         *((path, {"guided_json": "{}"}) for path in BOTH),
