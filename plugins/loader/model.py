@@ -66,7 +66,8 @@ class _Bound:
 
 def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
     """Raises ModelError for a model that can't be served, naming the reason. Reads config.json and file headers."""
-    config, text = skeleton.read_config(path)
+    with skeleton.heard() as warnings:
+        config, text = skeleton.read_config(path)
     shards = Shards(Path(path))
     where = pick_device(device)
     stored = getattr(text, "dtype", None) or getattr(config, "dtype", None) or shards.dtype()
@@ -89,7 +90,7 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
         num_parameters=sum(parameter.numel() for parameter in net.parameters()),
         quant_method=skeleton.quant_method(config, text),
         passes_keywords=found.passes_keywords,
-        notes=(reason, *notes),
+        notes=(reason, *notes, *(f"config.json: {warning}" for warning in warnings)),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ TYPES = {
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
     "BOOL": torch.bool,
 }
 
@@ -61,10 +66,11 @@ class Shards:
     def _read_shards(self, folder: Path) -> None:
         try:
             index: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            files = sorted({str(file) for file in index.values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from None
-        for name in sorted(set(index.values())):
-            listed = [tensor for tensor, file in index.items() if file == name]
+        for name in files:
+            listed = [tensor for tensor, file in index.items() if str(file) == name]
             if not (folder / name).is_file():
                 raise ModelError(
                     f"{folder / name} is missing; {INDEX} says it holds {len(listed)} tensors: {some(listed)}"
@@ -104,17 +110,34 @@ def _header(file: Path) -> dict[str, Stored]:
         try:
             entries = json.loads(stream.read(length))
             entries.pop("__metadata__", None)
-            found = {
-                name: Stored(file, 8 + length + first, last - first, TYPES[entry["dtype"]], tuple(entry["shape"]))
-                for name, entry in entries.items()
-                for first, last in [entry["data_offsets"]]
-            }
+            found = {name: _stored(file, 8 + length, entry) for name, entry in entries.items()}
+        except ModelError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{file} has a header that can't be read: {error!r}") from None
     end = max((stored.offset + stored.num_bytes for stored in found.values()), default=8 + length)
     if end != size:
         raise ModelError(f"{file} has {size} bytes, its header says {end}: it was cut short or is being written")
+    end = 8 + length
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].offset, item[1].num_bytes)):
+        needed = math.prod(stored.shape) * stored.dtype.itemsize
+        if stored.offset != end or stored.num_bytes != needed:
+            raise ModelError(
+                f"{file} has a header that can't be right: {name}, {needed} bytes by its shape and type, is given "
+                f"{stored.num_bytes} at {stored.offset}, and the tensor before it ends at {end}"
+            )
+        end += needed
     return found
+
+
+def _stored(file: Path, start: int, entry: Any) -> Stored:
+    """A tensor by its entry in the header; `start`: where the tensors begin. Raises what a wrong entry brings about."""
+    first, last = map(operator.index, entry["data_offsets"])
+    shape = tuple(map(operator.index, entry["shape"]))
+    dtype = TYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ModelError(f"{file} holds tensors of type {entry['dtype']}; only these can be read: {', '.join(TYPES)}")
+    return Stored(file, start + first, last - first, dtype, shape)
 
 
 def some(names: Iterable[str]) -> str:

@@ -8,7 +8,9 @@ which transformers uses those: within it every result is transformers' own, and 
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,12 @@ def build(
     except Exception as error:  # noqa: BLE001  model classes check their configuration in any way
         if isinstance(error, KeyError) and error.args == (attention,):
             raise ModelError(f"{config.model_type} can't be served: {NO_INTERFACE}") from None
+        if (
+            isinstance(error, KeyError)
+            and error.args
+            and error.args[0] in (strange := _strange_rope(config.get_text_config()))
+        ):
+            raise ModelError(f"{config.model_type} can't be served: {strange[error.args[0]]}") from None
         raise ModelError(f"{config.model_type} can't be built from its config.json: {error}") from None
     for module in net.modules():
         kinds = getattr(module, "rope_type", None)
@@ -79,6 +87,39 @@ def build(
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it reads tokens back from the device
             module.warn_if_padding_and_no_attention_mask = _nothing
     return net.eval()
+
+
+def _ropes(text: Any) -> list[dict[str, Any]]:
+    """The settings of the rotary embedding: one, or one for each kind of layer."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    return list(rope.values()) if all(isinstance(value, dict) for value in rope.values()) else [rope]
+
+
+def _strange_rope(text: Any) -> dict[str, str]:
+    """Kinds of rotary embedding that transformers' own code does not list, each with what to say of it."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    known = ["default", *ROPE_INIT_FUNCTIONS]
+    kinds = {str(rope.get("rope_type", "default")) for rope in _ropes(text)} - set(known)
+    return {kind: f"config.json states rope_type {kind!r}; known are {', '.join(known)}" for kind in kinds}
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What transformers warns of meanwhile, each thing once: settings it does not know, or finds strange."""
+    said: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() not in said:
+                said.append(record.getMessage())
+
+    handler, logger = Listening(logging.WARNING), logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 def _nothing(*_: Any) -> None:
@@ -95,9 +136,8 @@ def max_len(text: Any) -> tuple[int, tuple[str, ...]]:
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
         raise ModelError(f"config.json states max_position_embeddings={longest}; state how many tokens the model takes")
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = list(rope.values()) if all(isinstance(value, dict) for value in rope.values()) else [rope]
-    short = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    ropes = _ropes(text)
+    short = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
     if not short or min(short) >= longest:
         return longest, ()
     note = (
