@@ -182,13 +182,30 @@ def _profile(limits: Limits, info: ModelInfo, served: Model) -> int:
     return peak
 
 
-def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes this process may still take: the machine's, or less where a container's limit is lower (cgroup v2)."""
+def free_memory(root: Path = Path("/sys/fs/cgroup"), listing: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes this process may still take: the machine's, or less where a group it is in has a limit (cgroup v2)."""
     free: int = psutil.virtual_memory().available
     try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            free = min(free, int(limit) - int((group / "memory.current").read_text()))
+        own = next(line[3:] for line in listing.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        own = "/"
+    group = root / own.strip("/")
+    for place in (group, *group.parents):
+        try:
+            limit = (place / "memory.max").read_text().strip()
+            if limit != "max":
+                free = min(free, int(limit) - int((place / "memory.current").read_text()) + _given_back(place))
+        except (OSError, ValueError):
+            pass  # no such file: no limit
+        if place == root:
+            break
+    return max(free, 0)
+
+
+def _given_back(group: Path) -> int:
+    """Bytes of files that the kernel keeps in memory, which count as used and go when others need the room."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        pass  # no such file: no limit
-    return free
+        return 0
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
