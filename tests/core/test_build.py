@@ -14,6 +14,7 @@ import torch
 from hydra import compose, initialize_config_module
 from models import save
 
+import turnout.server.config  # noqa: F401  stores the schemas of commands
 from turnout.core import Capabilities, LayerSpec, ModelError, build, plugins
 from turnout.core.build import build_engine, fingerprint
 from turnout.core.config import Config, from_container, resolve, to_container
