@@ -1,0 +1,242 @@
+"""Workloads drawn from a seed. Lengths are in tokens, rates in requests a second.
+
+Prompt lengths are lognormal with the stated mean and a sigma of 1 (long tails), answer lengths geometric; both are cut at
+ten times their mean. Clients arrive as a Poisson process unless a workload says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from turnout.core.types import Request
+from turnout.server.simulate.arrivals import NO_LABELS, Arrival, prompt, sampling
+from turnout.server.simulate.runner import FILLER
+
+CUT = 10  # times the mean
+
+
+@dataclass
+class Synthetic:
+    """What all of them have. Raises ValueError naming the option."""
+
+    num_requests: int = 1000
+    rate: float | None = None  # requests a second; null: as many clients as seats, each asks again when answered
+    seed: int = 0
+    tenants: int = 1  # labels tenant=t0, t1, …; tenant k sends 1/(k+1) times as much as t0; 1: no label
+    prompt: int = 200  # tokens, mean
+    output: int = 100  # tokens, mean
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "seed" and value is not None and value <= 0:
+                raise ValueError(f"workload.{name} must be above 0, got {value}")
+        self._labels: list[Mapping[str, str]] = [{"tenant": f"t{i}"} for i in range(self.tenants)]
+        self._shares = [1 / (i + 1) for i in range(self.tenants)]
+
+    def asked(self, factor: float, num_requests: int, seconds: float) -> float | None:
+        return None if self.rate is None else self.rate * factor
+
+    def notes(self) -> list[str]:
+        return []
+
+    def arrivals(self, factor: float, seats: int) -> Iterator[Arrival]:
+        """The same requests at every rate."""
+        dice, gaps = random.Random(self.seed), random.Random(f"gaps of {self.seed}")
+        drawn = (self.draw(dice, number) for number in range(self.num_requests))
+
+        def ask(now: float) -> Arrival | None:
+            request = next(drawn, None)
+            if request is not None:
+                request.arrived = now
+            return None if request is None else Arrival(request, None, ask)
+
+        if self.rate is None:
+            yield from filter(None, (ask(0.0) for _ in range(min(seats, self.num_requests))))
+            return
+        now = 0.0
+        for request in drawn:
+            now += self.gap(gaps, self.rate * factor)
+            request.arrived = now
+            yield Arrival(request)
+
+    def gap(self, dice: random.Random, rate: float) -> float:
+        """Seconds before the next request."""
+        return dice.expovariate(rate)
+
+    def draw(self, dice: random.Random, number: int) -> Request:
+        tokens, num_output = self.shape(dice, number)
+        return Request(f"r{number}", tokens, sampling(num_output), labels=self.label(dice))
+
+    def shape(self, dice: random.Random, number: int) -> tuple[list[int], int]:
+        """Its prompt and how many tokens the answer has."""
+        return prompt(number, lognormal(dice, self.prompt)), geometric(dice, self.output)
+
+    def label(self, dice: random.Random) -> Mapping[str, str]:
+        return dice.choices(self._labels, self._shares)[0] if self.tenants > 1 else NO_LABELS
+
+
+def lognormal(dice: random.Random, mean: float, sigma: float = 1.0) -> int:
+    """At least 1, at most CUT times the mean."""
+    return max(1, min(round(dice.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)), round(CUT * mean)))
+
+
+def geometric(dice: random.Random, mean: float) -> int:
+    """At least 1, at most CUT times the mean."""
+    if mean <= 1.0:
+        return 1
+    return min(1 + int(math.log(1.0 - dice.random()) / math.log(1.0 - 1.0 / mean)), round(CUT * mean))
+
+
+def _needs_rate(workload: Synthetic) -> None:
+    if workload.rate is None:
+        raise ValueError("workload.rate must be given: this workload is about when its requests arrive")
+
+
+@dataclass
+class Chat(Synthetic):
+    """Single questions of many people."""
+
+
+@dataclass
+class Poisson(Synthetic):
+    """Every prompt and every answer is of one length, so that only the arrivals are random."""
+
+    rate: float | None = 10.0
+    prompt: int = 512
+    output: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_rate(self)
+
+    def shape(self, dice: random.Random, number: int) -> tuple[list[int], int]:
+        return prompt(number, self.prompt), self.output
+
+
+@dataclass
+class Bursts(Synthetic):
+    """Chat whose gaps between arrivals follow a gamma distribution, as found in BurstGPT (arXiv 2401.17644)."""
+
+    rate: float | None = 10.0
+    cv: float = 3.0  # standard deviation of the gaps, divided by their mean; 1: Poisson
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_rate(self)
+
+    def gap(self, dice: random.Random, rate: float) -> float:
+        shape = 1.0 / self.cv**2
+        return dice.gammavariate(shape, 1.0 / (rate * shape))
+
+
+@dataclass
+class SharedPrefix(Synthetic):
+    """Questions behind one of a few long instructions; popular ones are asked more often (Zipf)."""
+
+    rate: float | None = 10.0
+    prompt: int = 100  # after the prefix
+    prefixes: int = 8
+    prefix: int = 2000  # tokens, each of them
+
+    def shape(self, dice: random.Random, number: int) -> tuple[list[int], int]:
+        weights = [1 / (i + 1) for i in range(self.prefixes)]
+        which = dice.choices(range(self.prefixes), weights)[0]
+        tokens = prompt(self.num_requests + which, self.prefix) + prompt(number, lognormal(dice, self.prompt))
+        return tokens, geometric(dice, self.output)
+
+
+@dataclass
+class LongDocuments(Synthetic):
+    """Documents to be summed up: very long prompts, answers of a page."""
+
+    num_requests: int = 200
+    rate: float | None = 0.5
+    prompt: int = 16_000
+    output: int = 300
+
+    def shape(self, dice: random.Random, number: int) -> tuple[list[int], int]:
+        return prompt(number, lognormal(dice, self.prompt, 0.6)), geometric(dice, self.output)
+
+
+@dataclass
+class Mixed(Synthetic):
+    """Chat with now and then a long document between: tenants `chat` (priority 0) and `documents` (priority 1)."""
+
+    rate: float | None = 10.0
+    documents: float = 0.05  # share of the requests
+    document: int = 8000  # tokens, mean
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tenants != 1:
+            raise ValueError(f"workload.tenants must stay 1 for workload=mixed, which has its own, got {self.tenants}")
+        self._labels = [{"tenant": "chat"}, {"tenant": "documents"}]
+
+    def draw(self, dice: random.Random, number: int) -> Request:
+        kind = int(dice.random() < self.documents)
+        length = lognormal(dice, self.document, 0.6) if kind else lognormal(dice, self.prompt)
+        said = sampling(geometric(dice, self.output))
+        return Request(f"r{number}", prompt(number, length), said, priority=kind, labels=self._labels[kind])
+
+
+@dataclass
+class Agents(Synthetic):
+    """Agents that call tools: each turn's prompt is all that was said before, its answer and a tool's result.
+
+    Every session begins with the same instructions. The next turn comes when the last one has finished and its tool
+    has run, so a slow engine is asked less: arrivals beyond the first turn depend on what is simulated. `rate` counts
+    requests; sessions begin at `rate / turns`.
+    """
+
+    rate: float | None = 5.0
+    prompt: int = 300  # the first question, after the instructions
+    output: int = 80
+    prefix: int = 2000  # instructions and tools
+    turns: int = 10  # of a session, mean
+    tool: int = 600  # tokens of a tool's result, mean
+    pause: float = 2.0  # seconds a tool runs, mean
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _needs_rate(self)
+
+    def arrivals(self, factor: float, seats: int) -> Iterator[Arrival]:
+        assert self.rate is not None
+        dice, gaps = random.Random(self.seed), random.Random(f"gaps of {self.seed}")
+        now, begun, session = 0.0, 0, 0
+        while begun < self.num_requests:
+            now += gaps.expovariate(self.rate / self.turns * factor)
+            turns = min(geometric(dice, self.turns), self.num_requests - begun)
+            begun += turns
+            yield _Session(self, session, turns, self.label(dice)).first(now)
+            session += 1
+
+
+class _Session:
+    """One agent's conversation. Its dice are its own: what other sessions do changes nothing in it."""
+
+    def __init__(self, kind: Agents, number: int, turns: int, labels: Mapping[str, str]) -> None:
+        self._kind, self._number, self._left, self._labels = kind, number, turns, labels
+        self._dice = random.Random(f"{kind.seed}/{number}")
+        self._tokens: list[int] = []
+        self._turn = 0
+
+    def first(self, now: float) -> Arrival:
+        instructions = prompt(self._kind.num_requests, self._kind.prefix)
+        return self._say(now, instructions + prompt(self._number, lognormal(self._dice, self._kind.prompt)))
+
+    def _say(self, now: float, more: list[int]) -> Arrival:
+        self._tokens += more
+        num_output = geometric(self._dice, self._kind.output)
+        name = f"s{self._number}-{self._turn}"
+        request = Request(name, self._tokens.copy(), sampling(num_output), now, labels=self._labels)
+        self._tokens += [FILLER] * num_output
+        self._turn, self._left = self._turn + 1, self._left - 1
+        return Arrival(request, None, self._next if self._left else None)
+
+    def _next(self, now: float) -> Arrival:
+        pause = self._dice.expovariate(1.0 / self._kind.pause)
+        return self._say(now + pause, prompt(self._number, lognormal(self._dice, self._kind.tool)))
