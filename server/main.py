@@ -18,6 +18,11 @@ turnout: serve large language models, composed from plugins
   turnout serve [OVERRIDE ...]               an OpenAI-compatible server
   turnout generate "PROMPT" [OVERRIDE ...]   complete a prompt here, without a server
   turnout chat [OVERRIDE ...]                chat in this terminal
+  turnout top [url=URL]                      what a running server is doing
+  turnout replay FILE                        a run recorded with record=FILE again: the same decisions?
+  turnout why FILE REQUEST_ID                where the time of a recorded request went
+  turnout trace FILE [out=FILE]              a recording as a trace for ui.perfetto.dev
+  turnout simulate [OVERRIDE ...]            the same scheduler and memory under a virtual clock, without a model
   turnout plugins                            every choice of every slot, with its options
   turnout plugins doctor                     what cannot work here, and why
   turnout plugins check SLOT=NAME            does a plugin keep its contract?
@@ -30,6 +35,7 @@ An override is KEY=VALUE, for example
   turnout COMMAND --cfg job    the composed configuration
 """
 COMMANDS = ("serve", "generate", "chat")
+TOOLS = ("top", "replay", "why", "trace")  # take no overrides
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,12 +56,30 @@ def main(argv: list[str] | None = None) -> None:
             from turnout.server.plugins_cli import run
 
             sys.exit(run(args[1:]))
+        if args[0] == "simulate":
+            from turnout.server.simulate.command import run as simulate
+
+            sys.exit(simulate(args[1:]))
+        if args[0] in TOOLS:
+            sys.exit(_use(args[0], args[1:]))
         if args[0] not in COMMANDS:
-            raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(COMMANDS)}, plugins")
+            known = (*COMMANDS, "simulate", *TOOLS, "plugins")
+            raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(known)}")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:
         _complain(error)
         sys.exit(2)
+
+
+def _use(tool: str, args: list[str]) -> int:
+    """A command that builds no engine of its own. Raises Usage."""
+    from turnout.server import top
+    from turnout.server.steplog import cli
+
+    try:
+        return top.run(args) if tool == "top" else cli.run(tool, args)
+    except ValueError as error:
+        raise Usage(str(error)) from error
 
 
 def _compose(command: str, args: list[str]) -> None:

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from turnout.core.config import Config
 
-FREE_TEXT = ("model", "prompt", "system", "server.served_model_name", "server.api_key")  # quoted for Hydra where needed
+FREE_TEXT = (
+    "model",
+    "prompt",
+    "system",
+    "server.served_model_name",
+    "server.api_key",
+    "record",
+)  # quoted for Hydra where needed
 MANY = ("-m", "--multirun")
 WITH_VALUE = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
 
@@ -48,6 +55,8 @@ def is_override(arg: str) -> bool:
         "sampling",
         "prompt",
         "chat",
+        "record",
+        "record_limit",
         "experiment",
         "hydra",
     }
@@ -122,7 +131,7 @@ def _shell(text: str) -> str:
     return '"' + re.sub(r'(["$`\\])', r"\\\1", text) + '"'
 
 
-def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
+def try_composing(command: str, overrides: list[str], found: Plugins) -> DictConfig:
     """Compose once before anything starts. Raises Usage naming what was wrong, the package, and what it takes."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -135,7 +144,7 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
     GlobalHydra.instance().clear()
     with initialize_config_module("turnout.conf", version_base=None):
         try:
-            compose(command, overrides)
+            return compose(command, overrides)
         except (HydraException, OmegaConfBaseException) as error:
             key, text = _reason(error)
             parent, _, _ = key.rpartition(".")
@@ -151,14 +160,20 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> None:
 
 
 def objects(composed: DictConfig, found: Plugins) -> Config:
-    """The composed configuration as objects.
+    """The composed configuration as objects. Raises what `vet` raises."""
+    from turnout.core.config import resolve
+
+    vet(composed, found)
+    return resolve(composed)
+
+
+def vet(composed: DictConfig, found: Plugins) -> None:
+    """Check that everything composed can be made.
 
     Raises Usage for a key that nothing reads or that has no value, PluginError naming a plugin whose component can't be
     made, and what the options raise for their values.
     """
     from omegaconf import OmegaConf
-
-    from turnout.core.config import resolve
 
     for node, key in _strangers(composed, ""):
         raise Usage(f"nothing reads {key}. {_what_it_takes(node, key.rpartition('.')[0], found)}")
@@ -166,7 +181,7 @@ def objects(composed: DictConfig, found: Plugins) -> Config:
         if key in SLOTS:
             raise Usage(f"{key} has no choice: write {key}=NAME. Installed here: {', '.join(found.names(key))}")
         raise Usage(f"{key} has no default: write {key}=VALUE")
-    for slot in SLOTS:
+    for slot in (slot for slot in SLOTS if slot in composed):
         try:
             OmegaConf.to_object(composed[slot])
         except ValueError:
@@ -177,7 +192,6 @@ def objects(composed: DictConfig, found: Plugins) -> Config:
                 f"{slot}={name.name} of {name.package} {name.version} cannot be made: {type(error).__name__}: {error}. "
                 f"Upgrade or uninstall {name.package}; TURNOUT_BLOCK={name.plugin} skips it."
             ) from error
-    return resolve(composed)
 
 
 def _strangers(node: DictConfig, path: str) -> Iterator[tuple[DictConfig, str]]:
