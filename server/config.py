@@ -21,6 +21,7 @@ class ServerConfig:
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
     stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen; 0: never
     log_requests: bool = False
+    debug: bool = False  # /debug/requests and /debug/engine show what the engine does and why
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
     metrics_compat: list[str] = field(default_factory=lambda: ["v0", "v1"])
     cors_origins: list[str] = field(default_factory=list)
@@ -56,6 +57,12 @@ class SamplingConfig:
     max_tokens: int = 256
     ignore_eos: bool = False
     stop: list[str] = field(default_factory=list)
+    n: int = 1  # answers
+    best_of: int | None = None  # answers made, of which the n with the best mean log-probability are shown; null: n
+    use_beam_search: bool = False
+    beam_width: int | None = None  # null: n
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False  # false, true or never
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
 
     def __post_init__(self) -> None:
@@ -63,17 +70,67 @@ class SamplingConfig:
             raise ValueError(f"sampling.generation_config must be auto or none, got {self.generation_config!r}")
         if "" in self.stop:
             raise ValueError("sampling.stop must not hold an empty text: every answer would end at once")
+        if self.n < 1:
+            raise ValueError(f"sampling.n must be at least 1, got {self.n}")
+        if self.num_made < self.n:
+            name = "beam_width" if self.use_beam_search else "best_of"
+            raise ValueError(f"sampling.{name} must be at least sampling.n, {self.n}, got {self.num_made}")
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(f"sampling.early_stopping must be true, false or never, got {self.early_stopping!r}")
+        if not -10 <= self.length_penalty <= 10:
+            raise ValueError(f"sampling.length_penalty must be between -10 and 10, got {self.length_penalty}")
+        self._check_beam()
+
+    def _check_beam(self) -> None:
+        """Options that have no meaning with a beam search, or without one."""
+        with_beam: dict[str, tuple[object, ...]] = {
+            "temperature": (None, 0),
+            "repetition_penalty": (None, 1),
+            "presence_penalty": (0,),
+            "frequency_penalty": (0,),
+            "stop": ([],),
+            "best_of": (None,),
+        }
+        without: dict[str, tuple[object, ...]] = {
+            "beam_width": (None,),
+            "length_penalty": (1,),
+            "early_stopping": (False,),
+        }
+        for name, neutral in (with_beam if self.use_beam_search else without).items():
+            if getattr(self, name) not in neutral:
+                goes = "does not go with" if self.use_beam_search else "needs"
+                raise ValueError(f"sampling.{name}={getattr(self, name)} {goes} sampling.use_beam_search=true")
+
+    @property
+    def num_made(self) -> int:
+        """Answers made; in a beam search, its width."""
+        made = self.beam_width if self.use_beam_search else self.best_of
+        return self.n if made is None else made
 
 
 @dataclass
-class ServeConfig(Config):
+class Recorded(Config):
+    """An engine that can be recorded."""
+
+    record: str | None = None  # a file: all that the engine is asked and does, for turnout replay, why, trace, simulate
+    record_limit: int = 2**30  # bytes; the recording stops there, the engine goes on
+
+    def __post_init__(self) -> None:
+        if self.record == "":
+            raise ValueError("record must name a file, or be null")
+        if self.record_limit < 1:
+            raise ValueError(f"record_limit must be at least 1 byte, got {self.record_limit}")
+
+
+@dataclass
+class ServeConfig(Recorded):
     """`turnout serve`."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
 @dataclass
-class GenerateConfig(Config):
+class GenerateConfig(Recorded):
     """`turnout generate`."""
 
     prompt: str | None = None  # null: the first argument, or standard input
@@ -87,6 +144,10 @@ class ChatConfig(Config):
 
     system: str | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        if self.sampling.n != 1:
+            raise ValueError(f"sampling.n must be 1 in a chat, which goes on from one answer, got {self.sampling.n}")
 
 
 for _name, _node in (("serve_schema", ServeConfig), ("generate_schema", GenerateConfig), ("chat_schema", ChatConfig)):

@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple, cast
 
-from turnout.core.types import Output, Request, Sampling
+from turnout.core.types import Output, Sampling
+from turnout.server.answers import several
 from turnout.server.bridge import EngineError
 from turnout.server.choice import Choice, Delta, Prompt
 from turnout.server.errors import ApiError, bad_request, unavailable
 from turnout.server.messages import Ask, BeamSearch
 from turnout.server.metrics import Flight
-from turnout.server.sampling import choice_sampling
 from turnout.server.schema import Generation
 from turnout.server.service import Service
 
@@ -43,32 +43,34 @@ class Job:
     ) -> None:
         self._service, self._body, self._since = service, body, since
         self._num_prompt = sum(len(prompt.ids) for prompt in prompts)
-        self._size = size = body.n if body.use_beam_search else body.num_made  # choices of a prompt
+        self._size = body.n if body.use_beam_search else body.num_made  # choices of a prompt
         name = uuid.uuid4().hex
-        self.choices = [
-            self._choice(name, number * size, place, *pair)
+        self._groups = [  # by prompt
+            self._made(name, number * self._size, *pair)
             for number, pair in enumerate(zip(prompts, samplings, strict=True))
-            for place in range(size)
         ]
-        self._groups = [self.choices[first : first + size] for first in range(0, len(self.choices), size)]  # by prompt
+        self.choices = [choice for group in self._groups for choice in group]
         if body.use_beam_search:
             self._orders = [Order(self._search(group), group) for group in self._groups]
         else:
             self._orders = [Order(choice.request, (choice,)) for choice in self.choices]
 
-    def _choice(self, name: str, leader: int, place: int, prompt: Prompt, sampling: Sampling) -> Choice:
-        body, index = self._body, leader + place
-        labels = {k: v for k, v in (("user", body.user), ("service_tier", body.service_tier)) if v is not None}
-        request = Request(
-            f"{name}-{index}",
-            list(prompt.ids),
-            choice_sampling(sampling, place, ranked=self._size > body.n),
+    def _made(self, name: str, first: int, prompt: Prompt, sampling: Sampling) -> list[Choice]:
+        """The choices of one prompt, numbered from `first`."""
+        body = self._body
+        requests = several(
+            name,
+            prompt.ids,
+            sampling,
+            self._size,
+            first=first,
+            ranked=self._size > body.n,
             priority=body.priority,
-            labels=labels,
+            labels={k: v for k, v in (("user", body.user), ("service_tier", body.service_tier)) if v is not None},
             salt=body.cache_salt,
-            parent=f"{name}-{leader}" if place else None,
         )
-        return Choice(index, leader, prompt, request, body, self._service.text)
+        text = self._service.text
+        return [Choice(index, first, prompt, request, body, text) for index, request in enumerate(requests, first)]
 
     def _search(self, choices: Sequence[Choice]) -> BeamSearch:
         body, names = self._body, tuple(choice.request.id for choice in choices)

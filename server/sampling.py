@@ -7,7 +7,6 @@ a completion and the rest of the context for a chat.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from turnout.core.types import EngineInfo, Sampling
 from turnout.server.defaults import DEFAULTED, Values, usual
@@ -70,19 +69,6 @@ def sampling_of(
 def end_ids(body: Generation, text: Text) -> frozenset[int]:
     """The model's own end tokens, all of them, unless the client wants to go on beyond."""
     return frozenset() if body.ignore_eos else frozenset(text.eos_ids)
-
-
-def choice_sampling(sampling: Sampling, place: int, *, ranked: bool) -> Sampling:
-    """The sampling of one of a prompt's choices. With a seed each has its own, seed + place. The first alone scores the
-    prompt. `ranked`: each token's log-probability is needed to tell which choices are the best."""
-    if ranked and sampling.logprobs is None:
-        sampling = replace(sampling, logprobs=0)
-    if place == 0:
-        return sampling
-    seed = None if sampling.seed is None else sampling.seed + place
-    if seed is not None and seed >= 2**64:
-        seed -= 2**64
-    return replace(sampling, seed=seed, prompt_logprobs=None)
 
 
 def invalid_sampling(error: ValueError) -> ApiError:
