@@ -15,6 +15,7 @@ from turnout.server.bridge import EngineClient
 from turnout.server.chat import chat_routes
 from turnout.server.completions import completion_routes
 from turnout.server.config import ServerConfig
+from turnout.server.debug import debug_routes
 from turnout.server.errors import unavailable
 from turnout.server.front import Front
 from turnout.server.service import Service
@@ -27,8 +28,8 @@ def create_app(client: EngineClient, text: Text, config: ServerConfig) -> FastAP
     service = Service(client, text, config)
     app = FastAPI(title="Turnout", openapi_url=None)  # bodies are read by `schema`, so a generated page would be empty
     errors.install(app)
-    for router in (completion_routes(service), chat_routes(service), token_routes(service), operation_routes(service)):
-        app.include_router(router)
+    for routes in (completion_routes, chat_routes, token_routes, operation_routes, debug_routes):
+        app.include_router(routes(service))
     app.add_middleware(Front, metrics=service.metrics, api_key=config.api_key)
     if config.cors_origins:  # outermost, so that refusals can be read too
         app.add_middleware(

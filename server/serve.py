@@ -44,7 +44,8 @@ def serve(config: ServeConfig) -> int:
     """
     found = plugins.load()
     options, loading = config.server, Loading()
-    engine = EngineProcess(to_container(config, found), stall_timeout=options.stall_timeout, progress=loading)
+    plain = to_container(config, found) | {"record": config.record, "record_limit": config.record_limit}
+    engine = EngineProcess(plain, stall_timeout=options.stall_timeout, progress=loading)
 
     async def application(url: str) -> tuple[ASGIApp, str]:
         await asyncio.to_thread(_import_early)
@@ -59,6 +60,8 @@ def serve(config: ServeConfig) -> int:
         _check_same(info.plugins, found.describe(composed | picked))
         name, needs_key = options.served_model_name or info.model, options.api_key is not None
         ready = welcome(info, url, name=name, chats=_chats(text), needs_key=needs_key)
+        if config.record is not None:
+            ready += f"\n\nAll requests are recorded in {config.record}, their tokens too."
         return create_app(engine, text, options), ready
 
     try:

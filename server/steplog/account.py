@@ -1,8 +1,8 @@
 """Where every second of a request went: from its arrival to its end, piece after piece, without a gap.
 
     arrived ─ queued ─ queued ─ prefill ─ left out ─ prefill ─ decode ─ preempted ─ prefill ─ decode ─ ended
-              (a step   (out of  (3 chunks)                             (recompute)
-              under way) blocks)
+              (behind   (out of  (3 chunks)                             (recompute)
+              others)    blocks)
 
 It is fed with what happens in steps, live or from a recording. A step is cheap: of its chunks it wants only those of
 requests in `special`, so a request that just decodes costs nothing until something else happens to it. Who waits
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from turnout.core.types import Request
 from turnout.server.steplog.events import Finished
 
-UNDER_WAY = "came while a step was under way"
+NEXT_STEP = "until the next step began"
 OTHERS = "behind others"
 PARENT = "its parent's prompt comes first"
 LEFT_OUT = "the step had no room for it"
@@ -61,7 +61,7 @@ class Record:
     parent: str | None
     request: Request | None  # while it is open, where there is one
     what: str = QUEUED
-    reason: str = UNDER_WAY
+    reason: str = NEXT_STEP
     since: float = 0.0
     mark: tuple[int, float, float] = (0, 0.0, 0.0)  # the account's counts then
     pieces: list[Piece] = field(default_factory=list)
@@ -97,20 +97,22 @@ class Load(NamedTuple):
 class Account:
     """Keeps the records of open requests and of the last `num_ended` that ended.
 
-    `most_pieces` bounds what is kept of one request; None: everything. `on_piece` hears of each piece as it ends.
+    `most_pieces` bounds what is kept of one request; None: everything. `on_piece` hears of each piece
+    and when it ended, `on_end` of each record that is complete.
     """
 
     def __init__(
         self,
         num_ended: int = 1000,
         most_pieces: int | None = 100,
-        on_piece: Callable[[Record, Piece], None] | None = None,
+        on_piece: Callable[[Record, Piece, float], None] | None = None,
+        on_end: Callable[[Record], None] | None = None,
     ) -> None:
         self.open: dict[str, Record] = {}
         self.ended: OrderedDict[str, Record] = OrderedDict()
         self.special: dict[str, Record] = {}  # open, and not just decoding
         self.now = 0.0  # of the last thing that happened
-        self._num_ended, self._most_pieces, self._on_piece = num_ended, most_pieces, on_piece
+        self._num_ended, self._most_pieces, self._on_piece, self._on_end = num_ended, most_pieces, on_piece, on_end
         self._counts = (0, 0.0, 0.0)  # steps, their seconds, of these in steps with a prompt
         self._num_computing = 0
         self._fresh: list[Record] = []  # came since the last step
@@ -148,7 +150,7 @@ class Account:
         """A step was computed, or failed."""
         began, special = seen.began, self.special
         for record in self._fresh:
-            if record.reason == UNDER_WAY and record.ended_at is None:
+            if record.reason == NEXT_STEP and record.ended_at is None:
                 self._turn(record, QUEUED, OTHERS, began)
         self._fresh.clear()
         for rid, how in seen.preempted:
@@ -233,7 +235,8 @@ class Account:
 
     def _turn(self, record: Record, what: str, reason: str, at: float) -> None:
         """From now on its time goes elsewhere."""
-        if (record.what, record.reason) == (what, reason):
+        if record.what == what and _head(record.reason) == _head(reason):
+            record.reason = reason
             return
         at = max(at, record.since)
         self._num_computing += (what in (PREFILL, DECODE)) - record.computes
@@ -246,11 +249,11 @@ class Account:
         if not piece.seconds and not piece.steps:
             return
         if self._on_piece is not None:
-            self._on_piece(record, piece)
+            self._on_piece(record, piece, at)
         pieces = record.pieces
         if self._most_pieces is not None and len(pieces) >= self._most_pieces:
             same = [p for p in pieces if p.what == piece.what]
-            alike = next((p for p in same if p.reason == piece.reason), None)
+            alike = next((p for p in same if _head(p.reason) == _head(piece.reason)), None)
             if alike is None and same:
                 alike, same[-1].reason = same[-1], VARIOUS
             if alike is not None:
@@ -271,6 +274,13 @@ class Account:
         self.special.pop(record.id, None)
         self._explained.pop(record.id, None)
         self._bear(record, at)
+        if self._on_end is not None:
+            self._on_end(record)
         self.ended[record.id] = record
         while len(self.ended) > self._num_ended:
             self.ended.popitem(last=False)
+
+
+def _head(reason: str) -> str:
+    """What makes two reasons the same: the text up to the details."""
+    return reason.partition(":")[0]

@@ -15,14 +15,25 @@ def why(path: str | Path, name: str) -> list[dict[str, object]]:
 
     Each is as `view` makes it. Raises ValueError when the recording has no such request, or is none.
     """
-    account = Account(num_ended=2**62, most_pieces=None)
-    for _ in follow(read(path), account):
-        pass
+    account = _followed(path)
     found = account.find(name)
     if not found:
         some = ", ".join(list(account.ended | account.open)[:5])
         raise ValueError(f"{path} has no request {name!r}; it begins with {some or 'none at all'}")
     return [view(account, record, account.now) for record in found]
+
+
+def accounts(path: str | Path) -> dict[str, dict[str, object]]:
+    """Those of all requests of a recording, by id."""
+    account = _followed(path)
+    return {rid: view(account, record, account.now) for rid, record in (account.ended | account.open).items()}
+
+
+def _followed(path: str | Path) -> Account:
+    account = Account(num_ended=2**62, most_pieces=None)
+    for _ in follow(read(path), account):
+        pass
+    return account
 
 
 def follow(events: Iterable[Event], account: Account) -> Iterator[Event]:
