@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Literal
 
+from turnout.core import plugins
 from turnout.core.build import build_engine
 from turnout.core.config import Config
 from turnout.core.engine import Engine
@@ -18,6 +19,7 @@ from turnout.server.config import ChatConfig, GenerateConfig, SamplingConfig
 from turnout.server.console import Loading
 from turnout.server.defaults import DEFAULTED, Values, defaults_of, usual
 from turnout.server.messages import Ask, BeamSearch
+from turnout.server.steplog.observe import recording
 from turnout.server.text import Detokenizer, Text
 
 OPTION = "sampling.generation_config"
@@ -32,19 +34,26 @@ def generate(config: GenerateConfig) -> int:
         raise ValueError(
             'there is no prompt: turnout generate "PROMPT" [OVERRIDE ...], or the prompt on standard input'
         )
-    engine, text = open_engine(config)
+    with recording(plugins.load().manager, config.record, config.record_limit) as recorder:
+        engine, text = open_engine(config)
+        if recorder is not None:
+            recorder.begin(engine.info)
+        _complete(config, config.prompt, engine, text)
+    return 0
+
+
+def _complete(config: GenerateConfig, prompt: str, engine: Engine, text: Text) -> None:
     defaults, wanted = defaults_of(text, OPTION, config.sampling.generation_config), config.sampling
-    ids = text.chat([{"role": "user", "content": config.prompt}]) if config.chat else text.encode(config.prompt)
+    ids = text.chat([{"role": "user", "content": prompt}]) if config.chat else text.encode(prompt)
     sampling = sampling_of(wanted, defaults, text, engine.info, len(ids))
     if wanted.n == 1:
         for piece in stream(engine, text, ids, sampling, wanted, continues=not config.chat):
             print(piece, end="", flush=True)
         print()
-        return 0
+        return
     for number, answer in enumerate(answers(engine, text, ids, sampling, wanted, continues=not config.chat), 1):
         print(f"--- {number} of {wanted.n}: log-probability {answer.logprob:.3f}, {answer.num_tokens} tokens")
         print(answer.text)
-    return 0
 
 
 def chat(config: ChatConfig) -> int:
