@@ -1,0 +1,233 @@
+"""The comparison itself: A against A for the noise floor, A against each B on the same tokens, then a judgement.
+
+    1. score   every side is made to say the same continuation of each prompt: cold with the prompt scored as well, then
+               again in another order with what is cached. A does so once more: its own noise.
+    2. write   every side continues each prompt freely, greedily and with seeded sampling.
+    3. judge   prompt by prompt, B's differences less A's own, by measure and context length.
+
+What two honest engines may differ in when they write freely follows from step 1: a greedy divergence counts only if it is
+no near tie, a sampled one only beyond what the distances of the distributions explain (Pinsker's inequality).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnout.core.types import Sampling
+from turnout.testing.compare.measures import Difference, Mark, Table, difference
+from turnout.testing.compare.sides import Item, Scored, Side, SideError, Written
+from turnout.testing.compare.verdict import Finding, Judging, Verdict, judge
+
+EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> what matters, by measure
+    "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.05, "sampled": 0.2},
+    "float16": {"kl": 1e-4, "flips": 5e-3, "greedy": 0.1, "sampled": 0.2},
+    "bfloat16": {"kl": 2e-3, "flips": 1e-2, "greedy": 0.2, "sampled": 0.2},
+}
+Decode = Callable[[Sequence[int]], str]
+NEAR_TIES = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats, likewise
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compare. None: by the coarser side's dtype."""
+
+    num_top: int = 20  # likeliest tokens listed
+    near_tie: float | None = None  # nats; flips with a smaller margin are benign
+    effects: Mapping[str, float] = field(default_factory=dict)  # by measure; the rest by dtype
+    judging: Judging = field(default_factory=Judging)
+    max_tokens: int = 32  # of continuations that are not given, and of free writing
+    temperature: float = 0.8  # of the sampled writing
+    seed: int = 0
+
+    def of(self, a: Side, b: Side) -> tuple[float, dict[str, float]]:
+        """The near-tie bound and the effects that hold between two sides."""
+        order = ("bfloat16", "float16", "float32")
+        kind = next((dtype for dtype in order if dtype in (a.dtype, b.dtype)), "float32")
+        near_tie = NEAR_TIES[kind] if self.near_tie is None else self.near_tie
+        return near_tie, {**EFFECTS[kind], **self.effects}
+
+
+class Divergence(NamedTuple):
+    """Where two free writings part."""
+
+    item: str
+    sampled: bool
+    position: int | None  # of the first different token; None: they are the same
+    margin: float  # how much likelier A held its own token than B's, nats
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+
+class Observed(NamedTuple):
+    """Everything one side said."""
+
+    cold: dict[str, Scored]
+    warm: dict[str, Scored]
+    greedy: dict[str, Written]
+    sampled: dict[str, Written]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A against one B."""
+
+    a: str
+    b: str
+    verdict: Verdict
+    findings: list[Finding]
+    table: Table  # A against B
+    noise: Table  # A against A
+    divergences: list[Divergence]
+    own_divergences: list[Divergence]  # A against A
+    near_tie: float
+    effects: Mapping[str, float]
+    answers: Mapping[str, tuple[bool, bool]]  # item -> (A right, B right), where there is something to check
+
+
+def prepare(a: Side, items: Sequence[Item], settings: Settings) -> list[Item]:
+    """The items, each with a continuation: A's own greedy one where none was given."""
+    missing = [item for item in items if not item.continuation]
+    greedy = Sampling(0.0, max_tokens=settings.max_tokens)
+    written = a.write(missing, {item.id: greedy for item in missing}, 1) if missing else {}
+    return [replace(item, continuation=written[item.id].tokens) if item.id in written else item for item in items]
+
+
+def observe(side: Side, items: Sequence[Item], settings: Settings, *, repeat: int = 0) -> Observed:
+    """Let a side do all its work. `repeat` changes the order of requests and nothing else."""
+    dice = random.Random(settings.seed + repeat)
+    orders = [dice.sample(list(items), len(items)) for _ in range(4)]
+    greedy = {item.id: Sampling(0.0, max_tokens=settings.max_tokens) for item in items}
+    sampled = {
+        item.id: Sampling(settings.temperature, max_tokens=settings.max_tokens, seed=settings.seed + number)
+        for number, item in enumerate(items)
+    }
+    return Observed(
+        side.score(orders[0], settings.num_top, prompts=True),
+        side.score(orders[1], settings.num_top, prompts=False),
+        side.write(orders[2], greedy, settings.num_top),
+        side.write(orders[3], sampled, settings.num_top),
+    )
+
+
+def compare(
+    a: Side, others: Sequence[Side], items: Sequence[Item], settings: Settings, decode: Decode | None = None
+) -> list[Comparison]:
+    """Judge each of `others` against `a`. `decode` turns tokens to text, to check answers; None: they are not checked.
+
+    Raises SideError when a side fails, ValueError for unusable items.
+    """
+    if not items:
+        raise ValueError("there is nothing to compare on: the workload has no prompts")
+    items = prepare(a, items, settings)
+    first, again = observe(a, items, settings), observe(a, items, settings, repeat=1)
+    found = []
+    for b in others:
+        other = observe(b, items, settings, repeat=2)
+        answers = (
+            {i.id: (_right(i, first, decode), _right(i, other, decode)) for i in items if i.answer} if decode else {}
+        )
+        found.append(_compared(a, b, items, settings, (first, again, other), answers))
+    return found
+
+
+def _right(item: Item, observed: Observed, decode: Decode) -> bool:
+    return (item.answer or "") in decode(observed.greedy[item.id].tokens)
+
+
+def _compared(
+    a: Side,
+    b: Side,
+    items: Sequence[Item],
+    settings: Settings,
+    observed: tuple[Observed, Observed, Observed],
+    answers: Mapping[str, tuple[bool, bool]],
+) -> Comparison:
+    first, again, other = observed
+    near_tie, effects = settings.of(a, b)
+    noise, table = _table(items, first, again), _table(items, first, other)
+    own, parted = _divergences(items, first, again), _divergences(items, first, other)
+    excess = _excess(table, noise, near_tie)
+    for name, part in (("greedy", False), ("sampled", True)):
+        allowed = _explained(table, len(items), settings.max_tokens) if part else np.zeros(len(items))
+        counted = [_counts(found, near_tie, part) for found in (parted, own)]
+        excess[name, "all"] = counted[0] - counted[1] - allowed
+    verdict, findings = judge(excess, effects, settings.judging)
+    return Comparison(a.name, b.name, verdict, findings, table, noise, parted, own, near_tie, effects, answers)
+
+
+def _table(items: Sequence[Item], a: Observed, b: Observed) -> Table:
+    def rows() -> list[tuple[int, int, bool, Difference]]:
+        found = []
+        for number, item in enumerate(items):
+            start = len(item.prompt)
+            for context, decoded, mine, theirs in (
+                (1, False, a.cold[item.id].prefill, b.cold[item.id].prefill),
+                (start, True, a.cold[item.id].decode, b.cold[item.id].decode),
+                (start, True, a.warm[item.id].decode, b.warm[item.id].decode),
+            ):
+                pairs = zip(_same_length(item, mine, theirs), theirs, strict=True)
+                found += [(number, context + i, decoded, difference(x, y)) for i, (x, y) in enumerate(pairs)]
+        return found
+
+    return Table.of(rows())
+
+
+def _same_length(item: Item, mine: list[Mark], theirs: list[Mark]) -> list[Mark]:
+    if len(mine) != len(theirs):
+        raise SideError(f"the sides scored {len(mine)} and {len(theirs)} tokens of {item.id}: they cut it differently")
+    return mine
+
+
+def _divergences(items: Sequence[Item], a: Observed, b: Observed) -> list[Divergence]:
+    found = []
+    for sampled, mine, theirs in ((False, a.greedy, b.greedy), (True, a.sampled, b.sampled)):
+        for item in items:
+            x, y = mine[item.id], theirs[item.id]
+            length = max(len(x.tokens), len(y.tokens))
+            at = next((i for i in range(length) if x.tokens[i : i + 1] != y.tokens[i : i + 1]), None)
+            margin = 0.0
+            if at is not None and at < len(x.tokens) and at < len(y.tokens):
+                top = dict(x.marks[at].top)
+                margin = x.marks[at].logprob - top.get(y.tokens[at], x.marks[at].top[-1][1])
+            found.append(Divergence(item.id, sampled, at, margin, x.tokens, y.tokens))
+    return found
+
+
+def _excess(table: Table, noise: Table, near_tie: float) -> dict[tuple[str, str], NDArray[np.float64]]:
+    """(measure, bucket) -> per prompt, B's mean difference less A's own."""
+    found = {}
+    floors = noise.buckets()
+    for name, part in table.buckets().items():
+        for measure, of in (("kl", _kl), ("flips", lambda t: _real(t, near_tie))):
+            found[measure, name] = part.per_cluster(of(part)) - floors[name].per_cluster(of(floors[name]))
+    return found
+
+
+def _kl(table: Table) -> NDArray[np.float64]:
+    return table.kl
+
+
+def _real(table: Table, near_tie: float) -> NDArray[np.float64]:
+    return (table.flip & (table.margin >= near_tie)).astype(np.float64)
+
+
+def _counts(found: Sequence[Divergence], near_tie: float, sampled: bool) -> NDArray[np.float64]:
+    """1 for each item whose writings part: greedy ones only where it is no near tie."""
+    mine = [d for d in found if d.sampled is sampled]
+    return np.array([d.position is not None and (sampled or d.margin >= near_tie) for d in mine], dtype=np.float64)
+
+
+def _explained(table: Table, num_items: int, max_tokens: int) -> NDArray[np.float64]:
+    """Per item, an upper bound of the chance that sampling from the two sides' distributions parts."""
+    decoded = table.where(table.decoded)
+    distance = np.sqrt(np.maximum(decoded.kl, 0.0) / 2)
+    mean = np.zeros(num_items)
+    where, values = np.unique(decoded.cluster), decoded.per_cluster(distance)
+    mean[where] = values
+    return np.minimum(mean * max_tokens, 1.0)

@@ -1,0 +1,163 @@
+"""Two engines on a tiny model: honest ones are equivalent, planted faults are different."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import BACKENDS, NO_NATIVE, engine_on
+from models import save
+
+from turnout.core import Batch, LayerSpec, Sampling
+from turnout.plugins.attention.torch_sdpa import Plan, TorchAttention
+from turnout.plugins.loader.model import Model, inspect, load
+from turnout.plugins.quant.none import Unquantized
+from turnout.testing.compare.run import Settings, compare
+from turnout.testing.compare.sides import EngineSide, Item, SideError, Written
+from turnout.testing.compare.verdict import Verdict
+
+SETTINGS = Settings(max_tokens=12, num_top=10)
+WINDOW, BLOCK, FAR = 24, 16, 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Such small products only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = save("mistral", tmp_path_factory.mktemp("mistral"), sliding_window=WINDOW)
+    return load(inspect(str(folder), "float32", "cpu"), Unquantized(), lambda done, total: None)
+
+
+@pytest.fixture(scope="module")
+def items() -> list[Item]:
+    dice = random.Random(0)
+    lengths = [dice.randrange(4, 60) for _ in range(12)] + [dice.randrange(FAR + 10, 120) for _ in range(8)]
+    return [Item(str(i), tuple(dice.randrange(5, 120) for _ in range(n))) for i, n in enumerate(lengths)]
+
+
+def side(model: Model, attention: str = "torch") -> EngineSide:
+    return EngineSide(attention, engine_on(model, attention=attention, num_blocks=400, block_size=BLOCK))
+
+
+class Scaled(TorchAttention):
+    """The scale is off by one per cent."""
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
+        return super().plan(batch, replace(layer, scale=layer.scale * 1.01), block_size)
+
+
+class WiderWindow(TorchAttention):
+    """The window is off by one."""
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
+        return super().plan(batch, replace(layer, window=(layer.window or 0) + 1), block_size)
+
+
+class Swapped(TorchAttention):
+    """Two blocks of long contexts are exchanged, the second and third from the end."""
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
+        table = batch.block_table.clone()
+        for row, length in enumerate(batch.kv_lens_host):
+            last = (length - 1) // block_size
+            if length > FAR:
+                table[row, [last - 1, last]] = table[row, [last, last - 1]]
+        return super().plan(replace(batch, block_table=table), layer, block_size)
+
+
+class Dropped(TorchAttention):
+    """Decodes do not see the part-full last block, but for the token itself."""
+
+    def run(  # type: ignore[no-untyped-def]
+        self, q, k, v, cache, plan, sinks
+    ) -> torch.Tensor:
+        out = super().run(q, k, v, cache, plan, sinks)
+        return torch.where(self.partial[:, None, None], out * 0.9, out)
+
+    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
+        owner = torch.repeat_interleave(torch.tensor(batch.query_lens_host))
+        decoding = torch.tensor(batch.query_lens_host)[owner] == 1
+        self.partial = decoding & (torch.tensor(batch.kv_lens_host)[owner] % block_size != 0)
+        return super().plan(batch, layer, block_size)
+
+
+BACKENDS.update({"scaled": Scaled, "wider window": WiderWindow, "swapped": Swapped, "dropped": Dropped})
+
+
+class Hot(EngineSide):
+    """Every temperature is replaced by another, and nothing says so."""
+
+    def write(self, items: Sequence[Item], samplings: Mapping[str, Sampling], num_top: int) -> dict[str, Written]:
+        return super().write(items, {rid: replace(s, temperature=1.5) for rid, s in samplings.items()}, num_top)
+
+
+def test_an_engine_is_equivalent_to_itself(model: Model, items: list[Item]) -> None:
+    [found] = compare(side(model), [side(model)], items, SETTINGS)
+    assert found.verdict is Verdict.EQUIVALENT
+    assert not found.table.flip.any() and not [d for d in found.divergences if d.position is not None]
+    assert {finding.measure for finding in found.findings} == {"kl", "flips", "greedy", "sampled"}
+
+
+@pytest.mark.skipif(NO_NATIVE is not None, reason=f"no kernels: {NO_NATIVE}")
+def test_backends_that_compute_the_same_are_equivalent(model: Model, items: list[Item]) -> None:
+    [found] = compare(side(model), [side(model, "cpu")], items, SETTINGS)
+    assert found.verdict is Verdict.EQUIVALENT
+    assert 0 < found.table.kl.max() < 1e-7
+
+
+@pytest.mark.parametrize("fault", ["scaled", "wider window", "swapped", "dropped"])
+def test_a_planted_fault_is_different(model: Model, items: list[Item], fault: str) -> None:
+    [found] = compare(side(model), [side(model, fault)], items, SETTINGS)
+    assert found.verdict is Verdict.DIFFERENT
+
+
+def test_a_fault_of_long_contexts_is_found_there_and_nowhere_else(model: Model, items: list[Item]) -> None:
+    [found] = compare(side(model), [side(model, "swapped")], items, SETTINGS)
+    kl = {f.bucket: f.verdict for f in found.findings if f.measure == "kl"}
+    assert kl["0-63"] is Verdict.EQUIVALENT and kl["64-255"] is Verdict.DIFFERENT
+
+
+def test_a_temperature_silently_replaced_shows_in_free_writing_alone(model: Model, items: list[Item]) -> None:
+    hot = Hot("hot", engine_on(model, num_blocks=400))
+    [found] = compare(side(model), [hot], items, SETTINGS)
+    assert found.verdict is Verdict.DIFFERENT
+    assert {f.measure for f in found.findings if f.verdict is Verdict.DIFFERENT} <= {"greedy", "sampled"}
+    assert not found.table.flip.any()
+
+
+def test_one_baseline_serves_several_comparisons(model: Model, items: list[Item]) -> None:
+    found = compare(side(model), [side(model), side(model, "scaled")], items, SETTINGS)
+    assert [c.verdict for c in found] == [Verdict.EQUIVALENT, Verdict.DIFFERENT]
+
+
+def test_few_prompts_are_not_enough_data(model: Model, items: list[Item]) -> None:
+    [found] = compare(side(model), [side(model)], items[:3], SETTINGS)
+    assert found.verdict is Verdict.NOT_ENOUGH_DATA
+    assert all(finding.needed for finding in found.findings)
+
+
+def test_answers_are_checked_where_there_is_something_to_check(model: Model, items: list[Item]) -> None:
+    def decode(tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+    first = side(model).write(items[:1], {"0": Sampling(0.0, max_tokens=12)}, 1)["0"]
+    asked = [replace(items[0], answer=decode(first.tokens[2:4])), replace(items[1], answer="never"), *items[2:]]
+    [found] = compare(side(model), [side(model)], asked, SETTINGS, decode)
+    assert found.answers == {"0": (True, True), "1": (False, False)}
+
+
+def test_no_prompts_and_prompts_too_long_are_said(model: Model) -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        compare(side(model), [side(model)], [], SETTINGS)
+    with pytest.raises(SideError, match="torch refused a request: the prompt has 500 tokens"):
+        compare(side(model), [side(model)], [Item("long", (5,) * 500)], SETTINGS)
