@@ -288,8 +288,9 @@ class Engine:
         if request.scheduled_at is None:
             request.scheduled_at = began
             request.num_cached = start
-            self.stats.prompt_tokens += request.num_prompt
-            self.stats.cached_tokens += start
+            if request.parent is None or not start:  # else its prompt was its parent's, which counted
+                self.stats.prompt_tokens += request.num_prompt
+                self.stats.cached_tokens += start
 
     def _bear(self) -> None:
         """Let those wait in line whose parent has computed its prompt, or is gone. They go first: it has waited."""
