@@ -31,11 +31,12 @@ def chat_routes(service: Service) -> APIRouter:
         since = time.monotonic()
         raw = await read_body(request)
         body = parse(ChatRequest, raw)
+        body.request_id = body.request_id or request.state.request_id
         service.check_model(body.model)
         service.check_able()
         job = await _job(service, body, len(raw), since)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        answer = Answer(service, body, job, head_of(service, request, body, "chatcmpl", kind))
+        answer = Answer(service, body, job, head_of(service, body, "chatcmpl", kind))
         if body.stream:
             return EventStream(job.admitted(), answer.events(), answer.opening.encode())
         return JSONResponse(await unless_gone(request, answer.whole()))

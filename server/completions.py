@@ -31,10 +31,11 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         since = time.monotonic()
         body = parse(CompletionRequest, await read_body(request))
+        body.request_id = body.request_id or request.state.request_id
         service.check_model(body.model)
         service.check_able()
         job = await _job(service, body, since)
-        head = head_of(service, request, body, "cmpl", "text_completion")
+        head = head_of(service, body, "cmpl", "text_completion")
         answer = Answer(service, body, job, head)
         if body.stream:
             return EventStream(job.admitted(), answer.events(), answer.opening.encode())

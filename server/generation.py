@@ -58,6 +58,7 @@ class Job:
     def _made(self, name: str, first: int, prompt: Prompt, sampling: Sampling) -> list[Choice]:
         """The choices of one prompt, numbered from `first`."""
         body = self._body
+        labels = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
         requests = several(
             name,
             prompt.ids,
@@ -66,7 +67,7 @@ class Job:
             first=first,
             ranked=self._size > body.n,
             priority=body.priority,
-            labels={k: v for k, v in (("user", body.user), ("service_tier", body.service_tier)) if v is not None},
+            labels={name: value for name, value in labels.items() if value is not None},
             salt=body.cache_salt,
         )
         text = self._service.text

@@ -9,8 +9,6 @@ import json
 import time
 from json.encoder import encode_basestring_ascii as quote
 
-from fastapi import Request
-
 from turnout.server.generation import Job
 from turnout.server.schema import Generation
 from turnout.server.service import Service
@@ -18,10 +16,10 @@ from turnout.server.service import Service
 __all__ = ["Chunks", "head_of", "quote"]
 
 
-def head_of(service: Service, request: Request, body: Generation, prefix: str, kind: str) -> dict[str, object]:
-    """The fields every reply and chunk begins with. The id carries the request's: the body's own, or the header's."""
+def head_of(service: Service, body: Generation, prefix: str, kind: str) -> dict[str, object]:
+    """The fields every reply and chunk begins with. The id carries the request's own, which its route has set."""
     return {
-        "id": f"{prefix}-{body.request_id or request.state.request_id}",
+        "id": f"{prefix}-{body.request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": service.model,

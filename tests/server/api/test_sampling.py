@@ -146,10 +146,10 @@ def test_the_seeds_of_a_prompt_do_not_depend_on_the_prompts_beside_it(api: Api, 
 
 @pytest.mark.parametrize("path", BOTH)
 def test_policies_see_priority_salt_and_labels(api: Api, engine: ScriptedEngine, path: str) -> None:
-    api.ask(path, n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex")
+    reply = api.ask(path, n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex")
     for request in engine.requests:
         assert (request.priority, request.salt) == (-3, "abc")
-        assert request.labels == {"user": "ann", "service_tier": "flex"}
+        assert request.labels == {"user": "ann", "service_tier": "flex", "request": reply.headers["x-request-id"]}
 
 
 class TestLimits:
