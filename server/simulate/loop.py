@@ -82,6 +82,8 @@ class Simulation:
             if after - spoke > TELL:
                 spoke = after
                 tell(record.num_finished, clock.now)
+        if record.num_refused and not record.num_finished and not record.hopeless:
+            raise ValueError(f"every request is refused: {record.first_refusal}")
         record.offered = self.config.workload.asked(self._factor, record.num_added, record.last_arrival)
         record.close(clock.now, engine.stats, time.perf_counter() - began)
         return record

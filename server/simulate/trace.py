@@ -36,7 +36,7 @@ class Trace:
         return num_requests / seconds if seconds else None
 
     def notes(self) -> list[str]:
-        skipped = f"{self._skipped} requests without a prompt or without an answer are left out"
+        skipped = f"{self.path}: left out, having no prompt or no answer: {self._skipped} requests"
         return [skipped] if self._skipped else []
 
     def arrivals(self, factor: float, seats: int) -> Iterator[Arrival]:
