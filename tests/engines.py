@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from turnout.core import Preemption, Request, Scheduler
+from turnout.core import BlockManager, Preemption, Request, Scheduler, plugins
 from turnout.core.engine import Engine
 from turnout.core.testing import make_engine
 from turnout.core.types import EngineInfo, KVSpec, Output
@@ -32,6 +33,17 @@ backends = pytest.mark.parametrize(
 )
 
 
+def ours(slot: str, **options: Any) -> Any:
+    """A parametrization over every component of ours for a slot, made anew by `scheduler()`; `options` where it has them."""
+    found = plugins.load().choices.values()
+    makers = {
+        c.name: partial(c.component, **{k: v for k, v in options.items() if any(k == name for name, _, _ in c.options)})
+        for c in found
+        if c.slot == slot and c.package == "turnout" and c.name != "auto"
+    }
+    return pytest.mark.parametrize(slot, list(makers.values()), ids=list(makers))
+
+
 def engine_on(
     model: Model,
     scheduler: Scheduler | None = None,
@@ -40,6 +52,7 @@ def engine_on(
     num_blocks: int = 64,
     block_size: int = 16,
     preemption: Preemption | None = None,
+    blocks: BlockManager | None = None,
     prefix_cache: bool = True,
     **budgets: Any,
 ) -> Engine:
@@ -51,7 +64,7 @@ def engine_on(
         num_blocks=num_blocks,
         block_size=block_size,
         preemption=policy,
-        blocks=PagedBlocks(block_size, prefix_cache=prefix_cache),
+        blocks=blocks or PagedBlocks(block_size, prefix_cache=prefix_cache),
         **limits,
     )
     engine.info = replace(engine.info, model="tiny", vocab_size=model.info.vocab_size)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from callers import Api
-from engines import backends, engine_on, outputs_of, words
+from engines import backends, engine_on, ours, outputs_of, words
 
-from turnout.core import Request, Sampling
+from turnout.core import BlockManager, Preemption, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
-from turnout.core.testing import continuation, make_engine, serve_all
+from turnout.core.testing import check_balance, continuation, make_engine, serve_all
+from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
+T = TypeVar("T")
+Make = Callable[[], T]
 Tiny = Callable[..., Model]
 Http = Callable[[Engine], Api]
 
-schedulers = pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(chunk=5)], ids=["fcfs", "chunked_prefill"])
+schedulers = ours("scheduler", chunk=5)
+managers = ours("blocks", block_size=4)
 
 
 def answer(engine: Engine, prompt: Sequence[int], **options: Any) -> tuple[list[int], Request]:
@@ -144,12 +148,10 @@ class TestPrefixCache:
     @schedulers
     @pytest.mark.parametrize("case", ["own salt", "no cache", "scored"])
     def test_a_request_that_shares_nothing_gets_through_in_chunks_all_the_same(
-        self, scheduler: FCFS | ChunkedPrefill, case: str
+        self, scheduler: Make[Scheduler], case: str
     ) -> None:
-        blocks = {"num_blocks": 14, "max_num_batched_tokens": 5}
-        engine = make_engine(scheduler, **blocks)
-        if case == "no cache":
-            engine._blocks.prefix_cache = False  # type: ignore[attr-defined]
+        blocks = PagedBlocks(4, prefix_cache=case != "no cache")
+        engine = make_engine(scheduler(), num_blocks=14, max_num_batched_tokens=5, blocks=blocks)
         asked = []
         for i in range(6):
             sampling = Sampling(0, max_tokens=3, prompt_logprobs=0 if case == "scored" else None)
@@ -162,13 +164,14 @@ class TestLimits:
     """What can never fit is refused at once; whatever fits alone is served, in whatever company."""
 
     @schedulers
+    @managers
     @pytest.mark.parametrize("preemption", [Recompute(), Swap(0), Swap(1), Swap(100)], ids=str)
-    @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4])
+    @pytest.mark.parametrize("num_blocks", [1, 2, 3])
     def test_whatever_fits_alone_is_served(
-        self, scheduler: FCFS | ChunkedPrefill, preemption: Recompute | Swap, num_blocks: int
+        self, scheduler: Make[Scheduler], blocks: Make[BlockManager], preemption: Preemption, num_blocks: int
     ) -> None:
         capacity = num_blocks * 4
-        engine = make_engine(scheduler, num_blocks=num_blocks, preemption=preemption)
+        engine = make_engine(scheduler(), num_blocks=num_blocks, preemption=preemption, blocks=blocks())
         asked = []
         for length in range(1, capacity + 1):
             for most in {0, 1, capacity + 1 - length}:
@@ -211,6 +214,24 @@ class TestChunksAndChoices:
         values = [value for part in parts for value in part["token_logprobs"]]
         assert len(values) == 5 and values == pytest.approx(whole["token_logprobs"], abs=1e-4)
         assert [set(top) for part in parts for top in part["top_logprobs"]] == [set(t) for t in whole["top_logprobs"]]
+
+    @managers
+    @pytest.mark.parametrize("length", [15, 16, 17, 20])
+    def test_each_of_several_choices_is_what_it_is_alone(
+        self, worded: Model, http: Http, blocks: Make[BlockManager], length: int
+    ) -> None:
+        fields: dict[str, Any] = {"temperature": 1, "max_tokens": 20, "ignore_eos": True}
+        prompt = words(length)
+        alone = [
+            http(engine_on(worded, block_size=4)).complete(prompt, **fields, seed=7 + i).good["choices"][0]["text"]
+            for i in range(4)
+        ]
+        engine = engine_on(worded, block_size=4, blocks=blocks())
+        for _ in range(2):
+            reply = http(engine).complete(prompt, **fields, seed=7, n=4).good
+            assert [choice["text"] for choice in reply["choices"]] == alone
+            check_balance(engine)
+        assert engine.stats.num_blocks_free == engine.info.num_blocks
 
     def test_seeded_choices_differ_repeat_and_end_each_on_its_own(self, worded: Model, http: Http) -> None:
         api = http(engine_on(worded))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import backends, engine_on, outputs_of, words
 
-from turnout.core import Request, Sampling
+from turnout.core import Logprobs, Request, Sampling
 from turnout.core.testing import serve_all
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
@@ -92,3 +92,27 @@ def test_a_prompt_in_chunks_has_the_scores_of_the_whole(tiny: Tiny, attention: s
     whole = scores(FCFS())
     assert len(whole) == 99 + 3
     assert scores(ChunkedPrefill(chunk=chunk)) == pytest.approx(whole, abs=1e-4)
+
+
+@pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(chunk=6)], ids=["fcfs", "chunked_prefill"])
+def test_in_bfloat16_answers_part_only_where_two_tokens_are_about_as_likely(
+    tiny: Tiny, scheduler: FCFS | ChunkedPrefill
+) -> None:
+    """The tolerance is 0.1 on log-probabilities; 0.03 was seen."""
+    model = load(inspect(tiny("llama", vocab_size=1000).info.path, dtype="bfloat16", device="cpu"), Unquantized())
+    prompts = [words(n, seed=n) for n in (20, 3, 1, 17, 40, 8, 21, 66)]
+
+    def run(*which: int) -> dict[str, list[Logprobs]]:
+        asked = [Request(str(i), list(prompts[i]), Sampling(0, max_tokens=16, logprobs=5)) for i in which]
+        found = outputs_of(engine_on(model, scheduler), asked)
+        return {rid: [mark for output in said for mark in output.logprobs] for rid, said in found.items()}
+
+    together = run(*range(8))
+    for i in range(8):
+        for alone, among in zip(run(i)[str(i)], together[str(i)], strict=True):
+            if alone.token != among.token:
+                (_, best), (second, other) = alone.top[:2]
+                assert second == among.token and best - other < 0.1
+                break  # what follows has another beginning
+            others = dict(among.top)
+            assert all(abs(value - others[token]) < 0.1 for token, value in alone.top if token in others)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
 import pytest
-from callers import Api
-from engines import engine_on, words
+from callers import Api, live, until
+from engines import LocalEngine, engine_on, ours, words
 
-from turnout.core import Draft, PreemptMode, Request, Sampling
+from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
 from turnout.core.testing import check_balance, continuation, make_engine, serve_all
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
-from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.plugins.scheduler.priority import Priority
+from turnout.server.app import create_app
+from turnout.server.config import ServerConfig
+from turnout.server.text import Text
 
+T = TypeVar("T")
+Make = Callable[[], T]
 Http = Callable[[Engine], Api]
 
-schedulers = pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(chunk=5)], ids=["fcfs", "chunked_prefill"])
+schedulers = ours("scheduler", chunk=5)
+managers = ours("blocks", block_size=4)
 
 
 class PreemptsAt:
@@ -56,9 +63,9 @@ class TestPreemption:
     @schedulers
     @pytest.mark.parametrize("host_blocks", [0, 1, 6, 100])
     def test_a_host_memory_of_any_size_only_decides_what_is_computed_again(
-        self, scheduler: FCFS | ChunkedPrefill, host_blocks: int
+        self, scheduler: Make[Scheduler], host_blocks: int
     ) -> None:
-        engine = make_engine(scheduler, num_blocks=16, preemption=Swap(host_blocks))
+        engine = make_engine(scheduler(), num_blocks=16, preemption=Swap(host_blocks))
         asked = [Request(str(i), words(17, seed=i), Sampling(0, max_tokens=12)) for i in range(12)]
         assert serve_all(engine, asked) == {r.id: continuation(r.tokens[:17], 12) for r in asked}
         stats = engine.stats
@@ -88,6 +95,23 @@ class TestPreemption:
         assert engine.stats.num_blocks_free == 8
 
 
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_client_that_leaves_takes_all_its_choices_along(worded: Model, text: Text, n: int) -> None:
+    engine = engine_on(worded, num_blocks=80)
+    body = {"prompt": words(20), "n": n, "max_tokens": 230, "ignore_eos": True, "stream": True}
+    with live(create_app(LocalEngine(engine), text, ServerConfig())) as url:
+        for _ in range(2):
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+                next(reply.iter_lines())
+                until(lambda: len(engine.running) == n)
+            until(lambda: not engine.busy)
+            assert engine.stats.num_running == engine.stats.num_waiting == 0
+            assert engine.stats.num_blocks_free == 80
+        assert httpx.post(
+            f"{url}/v1/completions", json=body | {"max_tokens": 2, "stream": False}, timeout=30
+        ).is_success
+
+
 class Urgent:
     """The lowest `priority` first; who is more urgent takes the place of who is less."""
 
@@ -108,14 +132,15 @@ class Urgent:
                 pool.remove(victim)
 
 
+@pytest.mark.parametrize("ranked", [Priority(), Priority(ageing=None, chunk=5), Urgent()], ids=str)
 class TestPriorities:
-    """No priority scheduler is built in; one written by a plugin author can't unbalance the books."""
+    """The scheduler of ours, and one as an author of a plugin might write it."""
 
     @pytest.mark.parametrize("seed", range(12))
-    def test_the_budget_and_the_seats_hold_whoever_is_preempted(self, seed: int) -> None:
+    def test_the_budget_and_the_seats_hold_whoever_is_preempted(self, ranked: Scheduler, seed: int) -> None:
         dice = random.Random(seed)
         engine = make_engine(
-            Urgent(), num_blocks=14, max_num_seqs=3, max_num_batched_tokens=20, preemption=Swap(dice.choice([0, 9]))
+            ranked, num_blocks=14, max_num_seqs=3, max_num_batched_tokens=20, preemption=Swap(dice.choice([0, 9]))
         )
         todo = [
             Request(
@@ -136,8 +161,8 @@ class TestPriorities:
             assert step is None or not {c.request.id for c in step.chunks} & {r.id for r in step.preempted}
         assert got == wanted
 
-    def test_an_urgent_request_takes_a_seat_and_equals_never_push_each_other_out(self) -> None:
-        engine = make_engine(Urgent(), num_blocks=40, max_num_seqs=2)
+    def test_an_urgent_request_takes_a_seat_and_equals_never_push_each_other_out(self, ranked: Scheduler) -> None:
+        engine = make_engine(ranked, num_blocks=40, max_num_seqs=2)
         slow = [Request(str(i), words(5, i), Sampling(0, max_tokens=30), priority=1) for i in range(4)]
         for request in slow:
             engine.add(request)
@@ -152,17 +177,23 @@ class TestPriorities:
 
 
 @schedulers
+@managers
 @pytest.mark.parametrize("preemption", [Recompute(), Swap(7)], ids=["recompute", "swap"])
 def test_the_books_balance_at_every_step_of_random_traffic(
-    scheduler: FCFS | ChunkedPrefill, preemption: Recompute | Swap
+    scheduler: Make[Scheduler], blocks: Make[BlockManager], preemption: Recompute | Swap
 ) -> None:
+    """Some requests are children of others, as the choices of one answer are; some are aborted."""
     dice = random.Random(4)
-    engine = make_engine(scheduler, num_blocks=16, preemption=preemption, max_num_batched_tokens=24)
-    shared, open_ids, got = words(20), list[str](), dict[str, list[int]]()
+    engine = make_engine(scheduler(), num_blocks=16, preemption=preemption, max_num_batched_tokens=24, blocks=blocks())
+    shared, open_ids, got, prompts = words(20), list[str](), dict[str, list[int]](), list[list[int]]()
     wanted = {}
     for i in range(200):
         prompt = shared[: dice.randrange(20)] + words(dice.randint(1, 20), seed=i)
-        request = Request(str(i), prompt, Sampling(0, max_tokens=dice.randint(0, 9)))
+        parent = i - 1 - dice.randrange(3) if i and dice.random() < 0.3 else None
+        if parent is not None and parent >= 0:
+            prompt = [*prompts[parent], *words(dice.randrange(3), seed=i)]
+        prompts.append(prompt)
+        request = Request(str(i), list(prompt), Sampling(0, max_tokens=dice.randint(0, 9)), parent=str(parent))
         wanted[request.id], got[request.id] = continuation(prompt, request.sampling.max_tokens), []
         engine.add(request)
         open_ids.append(request.id)
@@ -177,7 +208,6 @@ def test_the_books_balance_at_every_step_of_random_traffic(
             while engine.busy:
                 for output in engine.step():
                     got[output.request_id] += output.tokens
-            manager: Any = engine._blocks
-            assert sorted([*manager._blank, *manager._kept]) == list(range(16)) and not any(manager._refs)
+            assert engine.stats.num_blocks_free == 16
             assert engine.stats.host_blocks_free == engine.stats.host_blocks
     assert got == wanted
