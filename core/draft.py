@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequ
 from typing import TYPE_CHECKING
 
 from turnout.core.cost import Load, StepCost
-from turnout.core.types import BlockMoves, Chunk, ContractError, Move, PreemptMode, Request, Step
+from turnout.core.types import Chunk, ContractError, Move, PreemptMode, Request, Step
 
 if TYPE_CHECKING:
     from turnout.core.interfaces import BlockManager, SharingBlocks
@@ -236,7 +236,8 @@ class Draft:
         for request in lost:
             self._blocks.release(request)
         self._swapper.undo()
-        if self._sharing is not None and self._sharing.moves() != BlockMoves():
+        if self._sharing is not None:
+            self._sharing.moves()  # handed out already when the step was frozen before the fault
             self._sharing.settle(False)
         return lost + list(self._preempted.values())
 

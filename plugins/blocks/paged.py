@@ -1,77 +1,36 @@
-"""The default block manager: reference-counted blocks with a prefix cache. It knows ids and tokens, no tensors.
+"""The default block manager: a prefix cache of single blocks, each found by a key looked up exactly.
 
-A block's key is (node of the block before it, salt in the first block, its tokens as bytes), looked up exactly: no
-hash stands for the tokens, so two prompts can never collide. A node is a number given out once, so a block whose
-forerunner was evicted can't be found by mistake; it leaves when its turn comes.
-
-A block without owners keeps its contents until it is handed out again. Blocks with nothing worth keeping go first,
-then the least recently released; of one request the tail goes before the head, so that prefixes live longest.
+A block's key is (number of the block before it, salt in the first block, its tokens as bytes): no hash stands for the
+tokens, so two prompts can never collide. A number is given out once, so a block whose forerunner is gone can't be
+found by mistake; it leaves when its turn comes.
 """
 
 from __future__ import annotations
 
-import itertools
-from array import array
 from dataclasses import dataclass
+from struct import Struct, pack
 
 from turnout.core import Request
+from turnout.plugins.blocks.finding import Found
+from turnout.plugins.blocks.shared import SharedBlocks
+from turnout.plugins.blocks.tier import Key
 
-Key = tuple[int | str | None, bytes]  # a first block's parent is the salt: a str or None, never an int
+PIECE = 64  # blocks whose tokens are turned into bytes at once: most lookups end early
 
 
 @dataclass
-class PagedBlocks:
-    """Fixed-size blocks handed out on demand; full ones are shared between requests with the same prefix and salt."""
+class PagedBlocks(SharedBlocks):
+    """Fixed-size blocks handed out on demand; full ones are shared between requests with the same prefix and salt.
 
-    block_size: int = 16  # tokens
-    num_blocks: int | None = None  # None: as many as memory allows
-    prefix_cache: bool = True
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"blocks.block_size must be at least 1, got {self.block_size}")
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise ValueError(f"blocks.num_blocks must be at least 1, or null to fit memory, got {self.num_blocks}")
+    The blocks of PagedAttention (vLLM, SOSP 2023). Two requests that compute the same prefix at the same time keep a
+    copy each; later ones find the first.
+    """
 
     def start(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._refs = [0] * num_blocks
+        super().start(num_blocks)
         self._keys: list[Key | None] = [None] * num_blocks
-        self._nodes = [0] * num_blocks  # meaningful where the key is not None
         self._by_key: dict[Key, int] = {}
-        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: warm memory is reused first
-        self._kept: dict[int, None] = {}  # no owner, contents worth finding; oldest first
-        self._chains: dict[str, list[int]] = {}  # request id -> nodes of its full, published blocks
-        self._next_node = itertools.count(1)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._blank) + len(self._kept)
-
-    def cached(self, request: Request) -> int:
-        return len(self._find(request)) * self.block_size
-
-    def attach(self, request: Request) -> None:
-        found = self._find(request)
-        for block in found:
-            if not self._refs[block]:
-                del self._kept[block]
-            self._refs[block] += 1
-        request.blocks.extend(found)
-        request.num_computed = len(found) * self.block_size
-        self._chains[request.id] = [self._nodes[block] for block in found]
-
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        missing = -(-num_tokens // self.block_size) - len(request.blocks)
-        if missing <= 0:
-            return True
-        if missing > len(self._blank) + len(self._kept):
-            return False
-        for _ in range(missing):
-            block = self._blank.pop() if self._blank else self._evict()
-            self._refs[block] = 1
-            request.blocks.append(block)
-        return True
+        self._cut = Struct(f"{self._width}s").iter_unpack  # bytes -> one by one those of each block
 
     def publish(self, request: Request) -> None:
         size, chain = self.block_size, self._chains.get(request.id)
@@ -81,48 +40,49 @@ class PagedBlocks:
         if chain is None:
             chain = self._chains[request.id] = []
         for i in range(len(chain), full):
-            key = (
-                chain[-1] if chain else request.salt,
-                array("i", request.tokens[i * size : (i + 1) * size]).tobytes(),
-            )
+            tokens = pack(f"{size}i", *request.tokens[i * size : (i + 1) * size])
+            key = (chain[-1] if chain else request.salt, tokens)
             block = self._by_key.get(key)
             if block is None:  # else a twin was published first: this copy stays private
                 block = request.blocks[i]
-                self._by_key[key], self._keys[block], self._nodes[block] = block, key, next(self._next_node)
-            chain.append(self._nodes[block])
+                if not self._numbers[block]:  # else whoever shares it published it behind a forerunner since evicted
+                    self._numbers[block] = self._number(key)
+                    self._by_key[key], self._keys[block] = block, key
+            chain.append(self._numbers[block])
 
-    def release(self, request: Request) -> None:
-        for block in reversed(request.blocks):
-            self._refs[block] -= 1
-            if not self._refs[block]:
-                if self._keys[block] is None:
-                    self._blank.append(block)
-                else:
-                    self._kept[block] = None
-        del request.blocks[:]
-        request.num_computed = 0
-        self._chains.pop(request.id, None)
-
-    def _find(self, request: Request) -> list[int]:
-        """The cached blocks of the longest prefix that leaves a token to compute."""
+    def _find(self, tokens: list[int], end: int, salt: str | None) -> Found:
         found: list[int] = []
-        if not self._by_key:
-            return found
-        width = self.block_size * 4  # bytes
-        tokens = memoryview(array("i", request.tokens[:-1]).tobytes())
-        parent: int | str | None = request.salt
-        for end in range(width, len(tokens) + 1, width):
-            block = self._by_key.get((parent, bytes(tokens[end - width : end])))
-            if block is None:
-                break
-            found.append(block)
-            parent = self._nodes[block]
-        return found
+        if not self._by_key and self._tier is None:
+            return Found(found)
+        get, numbers, tier = self._by_key.get, self._numbers, self._tier
+        before: int | str | None = salt
+        piece = PIECE * self.block_size
+        for start in range(0, end - end % self.block_size, piece):
+            part = tokens[start : min(start + piece, end - end % self.block_size)]
+            for (data,) in self._cut(pack(f"{len(part)}i", *part)):
+                block = get((before, data))
+                if block is not None:
+                    found.append(block)
+                    before = numbers[block]
+                    continue
+                entry = None if tier is None else tier.find((before, data))
+                if entry is None:
+                    return Found(found)
+                found.append(~entry.slot)
+                before = entry.number
+        return Found(found)
 
-    def _evict(self) -> int:
-        block = next(iter(self._kept))
-        del self._kept[block]
+    def _insert(self, block: int, key: Key, before: int | None, salt: str | None) -> None:
+        self._by_key[key], self._keys[block] = block, key
+
+    def _drop(self, block: int) -> Key:
         key, self._keys[block] = self._keys[block], None
         assert key is not None
         del self._by_key[key]
-        return block
+        return key
+
+    def _behind(self, block: int) -> list[int]:
+        return [block]  # the others can't be found without it, and leave when their turn comes
+
+    def _victim(self) -> int:
+        return self._idle.next()
