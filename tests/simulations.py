@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +41,10 @@ def arrival(at: float, num_prompt: int, num_output: int, name: str = "") -> Arri
     return Arrival(Request(name, prompt(unique, num_prompt), sampling(num_output), at))
 
 
-def simulation(*arrivals: Arrival, **options: Any) -> Simulation:
-    """Of these arrivals, or of `workload`."""
+def simulation(
+    *arrivals: Arrival, factor: float = 1.0, allowed: Mapping[str, int] | None = None, **options: Any
+) -> Simulation:
+    """Of these arrivals, or of `workload`; other options as in the configuration."""
     options = {
         "scheduler": FCFS(),
         "preemption": Recompute(),
@@ -51,4 +53,4 @@ def simulation(*arrivals: Arrival, **options: Any) -> Simulation:
         "latency": Constant(1.0),
         "limits": Limits(max_num_batched_tokens=64, max_num_seqs=8),
     } | options
-    return Simulation(SimulateConfig(**options), new_hooks())
+    return Simulation(SimulateConfig(**options), new_hooks(), factor, allowed)

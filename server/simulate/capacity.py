@@ -57,7 +57,7 @@ def keeps(record: Record) -> bool:
 
 def _allowed(count: int) -> int:
     """How many of `count` values may be above p99."""
-    return count - math.ceil(SHARE * count)
+    return count - math.ceil(SHARE * count - 1e-9)
 
 
 def describe(found: Found) -> dict[str, Any]:

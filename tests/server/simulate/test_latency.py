@@ -178,7 +178,10 @@ def test_this_machine_is_measured() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hardware": "b900"}, "latency.hardware=b900: there is no such description; there are h200, h100, a100 and cpu"),
+        (
+            {"hardware": "b900"},
+            "latency.hardware=b900: there is no such description; there are h200, h100, a100 and cpu",
+        ),
         ({"model": "gpt-9"}, r"latency.model=gpt-9: neither a description \(llama-3-70b, .*\) nor a folder"),
         ({"tensor_parallel": 3}, "latency.tensor_parallel must divide the 8 key/value heads of llama-3-8b, got 3"),
         ({"flops_share": 1.5}, "latency.flops_share must be at most 1, got 1.5"),

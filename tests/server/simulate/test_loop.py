@@ -17,7 +17,7 @@ from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
 from turnout.server.simulate.arrivals import Arrival, sampling
 from turnout.server.simulate.latency import Constant
-from turnout.server.simulate.synthetic import Agents, Mixed
+from turnout.server.simulate.synthetic import Agents, Mixed, Poisson
 
 SCHEDULERS = (FCFS, ChunkedPrefill, Priority, Fair, Deadline, PrefixAware)
 PREEMPTIONS = (Recompute, Swap, Auto)
@@ -48,6 +48,14 @@ def test_a_gap_between_tokens_counts_the_time_a_request_was_preempted() -> None:
     # the older one takes a third block in step 2 and is done after step 9; the newer one says tokens at 1, 10, 11, 12
     assert [record.itl.quantile(q) for q in (0.9, 1.0)] == [1.0, 9.0]
     assert (record.itl.count, record.seconds) == (8 + 3, 12.0)
+
+
+def test_one_seat_is_the_queue_of_the_textbooks() -> None:
+    """M/D/1: requests wait rho / (1 - rho) / 2 services on average (Pollaczek, Khinchin)."""
+    for rho in (0.3, 0.7):
+        workload = Poisson(num_requests=6000, rate=rho, prompt=1, output=1)
+        record = simulation(workload=workload, limits=Limits(max_num_seqs=1), latency=Constant(1.0)).run()
+        assert record.queue.mean == pytest.approx(rho / (1 - rho) / 2, rel=0.1)
 
 
 def test_a_request_that_could_never_run_is_counted_as_refused_with_the_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_time_line_is_thinned_out_evenly() -> None:
         line.add(float(second), second % 7)
     times = line.columns()["time"]
     assert POINTS / 2 < len(times) <= 2 * POINTS
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 4 * 100_000 / POINTS
+    assert max(b - a for a, b in itertools.pairwise(times)) < 4 * 100_000 / POINTS
     assert times[-1] > 99_000
 
 
@@ -75,7 +76,9 @@ def test_service_is_compared_among_tenants_that_wait_all_through_a_window() -> N
     fairness = Fairness(window=10.0)
     fairness.look(0.0, [heavy, light, away])
     fairness.served(Step((Chunk(heavy, 0, 60, False), Chunk(away, 0, 1, False))))
-    fairness.served(Step((Chunk(light, 0, 18, False), Chunk(light, 18, 1, True))))  # 18 + 1 computed, 2 for the token said
+    fairness.served(
+        Step((Chunk(light, 0, 18, False), Chunk(light, 18, 1, True)))
+    )  # 18 + 1 computed, 2 for the token said
     fairness.look(10.0, [heavy, light])
     found = fairness.summary()
     assert found is not None

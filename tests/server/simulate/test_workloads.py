@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +89,16 @@ def test_speed_and_factor_make_arrivals_denser_and_a_count_ends_them(tmp_path: P
 
 
 RECORDED = [
-    {"add": {"id": "a", "tokens": [5, 6, 7], "max_tokens": 9, "arrived": 100.0, "labels": {"tenant": "x"}, "salt": "s"}},
+    {
+        "add": {
+            "id": "a",
+            "tokens": [5, 6, 7],
+            "max_tokens": 9,
+            "arrived": 100.0,
+            "labels": {"tenant": "x"},
+            "salt": "s",
+        }
+    },
     {"add": {"id": "b", "tokens": [5], "max_tokens": 9, "arrived": 100.5, "priority": 2}},
     {"step": 1, "chunks": [["a", 0, 3, True], ["b", 0, 1, True]], "tokens": [11, 21]},
     {"abort": "b", "at": 102.5},
@@ -121,7 +131,10 @@ def test_a_recording_gives_prompts_labels_and_the_tokens_that_were_said(tmp_path
     [
         ("a,b\n1,2\n", "line 1 is 'a,b', none of the shapes known: TIMESTAMP,ContextTokens,GeneratedTokens"),
         ("", "line 1 is '', none of the shapes known"),
-        (AZURE + "2023-11-16 18:15:52,many,1\n", "line 5: ContextTokens must be a whole number of at least 0, got 'many'"),
+        (
+            AZURE + "2023-11-16 18:15:52,many,1\n",
+            "line 5: ContextTokens must be a whole number of at least 0, got 'many'",
+        ),
         (AZURE + "yesterday,1,1\n", "line 5: TIMESTAMP must be like 2023-11-16 18:17:03.9799600, got 'yesterday'"),
         (AZURE + "2023-11-16 18:15:52,-1,1\n", "line 5: ContextTokens must be a whole number of at least 0, got -1"),
         (AZURE + "2023-11-16 18:15:52,1\n", "line 5: it has fewer fields than the first line"),
@@ -137,7 +150,7 @@ def test_a_recording_gives_prompts_labels_and_the_tokens_that_were_said(tmp_path
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared below
+    with pytest.raises(ValueError) as caught:
         requests(tmp_path / "t", text)
     assert str(tmp_path / "t") in str(caught.value)
     assert message in str(caught.value)
@@ -190,7 +203,7 @@ def test_a_chat_has_the_stated_means() -> None:
 
 def test_bursts_have_the_stated_rate_and_spread() -> None:
     times = [a.request.arrived for a in synthetic.Bursts(20_000, rate=5.0, cv=2.0).arrivals(1.0, 1)]
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.2, rel=0.05)
     assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean == pytest.approx(2.0, rel=0.05)
