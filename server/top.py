@@ -229,7 +229,7 @@ def _bar(share: float, width: int = 30) -> str:
 def _steps(steps: list[dict[str, Any]]) -> RenderableType:
     from rich.table import Table
 
-    names = ("step", "prompt tokens", "decodes", "waiting", "running", "blocks free", "ms", "preempted")
+    names = ("step", "prompt", "decode", "waiting", "running", "free", "ms", "preempted")
     table = Table(*names, box=None, padding=(0, 2))
     for step in steps[-NUM_STEPS:]:
         keys = ("number", "prefill_tokens", "decodes", "waiting", "running", "blocks_free")

@@ -50,7 +50,7 @@ def export(recording: str | Path, out: str | Path) -> int:
 def _events(events: Iterable[Event]) -> Iterator[Slice]:
     time = _Time()
     tracks = _Tracks(time)
-    for event in follow(events, tracks.account):
+    for event in follow(tracks.chunked(events), tracks.account):
         match event:
             case Header(info):
                 yield _name("process_name", ENGINE, 0, f"engine: {info.model}")
@@ -112,11 +112,15 @@ class _Tracks:
         self._tracks[request.id] = self._num, []
         return _name("thread_name", REQUESTS, self._num, request.labels.get("request", request.id))
 
-    def chunks(self, step: Stepped) -> None:
-        """Those of more than one token are worth a slice."""
-        for request_id, start, count, _ in step.chunks:
-            if count > 1:
-                self._put(request_id, f"{count} tokens", step.began, step.ended, {"step": step.number, "from": start})
+    def chunked(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The same, each step's chunks noted before the account hears that requests have ended in it. Chunks of more than
+        one token are worth a slice."""
+        for event in events:
+            for request_id, start, count, _ in event.chunks if isinstance(event, Stepped) else ():
+                if count > 1:
+                    facts = {"step": event.number, "from": start}
+                    self._put(request_id, f"{count} tokens", event.began, event.ended, facts)
+            yield event
 
     def done(self) -> list[Slice]:
         """Slices of the requests that have ended since the last call."""

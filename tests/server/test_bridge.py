@@ -14,7 +14,7 @@ import pytest
 from turnout.core.types import Finish, Output, Request, Sampling, Stats
 from turnout.server import bridge
 from turnout.server.bridge import EngineError, EngineProcess
-from turnout.server.messages import Abort, Fatal, Ready, Report, Stop
+from turnout.server.messages import Abort, Fatal, Ready, Reply, Report, Stop
 
 STALL = 0.8  # seconds
 
@@ -151,6 +151,19 @@ class TestHealthy:
 
         run(twice())
 
+    def test_a_question_is_answered_while_requests_are_computed(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+
+        async def scenario() -> None:
+            task = asyncio.create_task(counted(engine, asking("asked about", 40)))
+            await asyncio.sleep(0.02)
+            answers = await asyncio.gather(engine.ask("request", "asked about"), engine.ask("engine"))
+            assert [answer["topic"] for answer in answers] == ["request", "engine"]
+            assert answers[0]["open"] == ["asked about"] and not task.done()
+            assert await task == list(range(40))
+
+        run(scenario())
+
     @pytest.mark.parametrize("do", ["idle", "slow", "wait"])
     def test_neither_rest_nor_slow_steps_nor_a_waiting_scheduler_counts_as_frozen(
         self, running: tuple[EngineProcess, Run[Any]], do: str
@@ -281,6 +294,28 @@ class TestOnThisSide:
                 await counted(engine, asking("late"))
             await until(lambda: child.killed, 1.0)  # a process that says so and stays is ended
             assert engine.ended and engine.trouble() == "the engine failed: RuntimeError: lost"
+            await engine.stop()
+
+        asyncio.run(scenario())
+
+    def test_a_question_to_an_engine_that_fails_ends_with_the_reason(self) -> None:
+        async def scenario() -> None:
+            engine = new_engine()
+            engine.start()
+            with pytest.raises(EngineError, match="loading"):
+                await engine.ask("engine")
+            await engine.ready()
+            left = asyncio.create_task(engine.ask("engine"))
+            task = asyncio.create_task(engine.ask("engine"))
+            await asyncio.sleep(0)
+            left.cancel()
+            assert isinstance(engine._process, SilentChild)
+            assert [message[:2] for message in engine._process.heard] == [(1, "engine"), (2, "engine")]  # type: ignore[index]
+            engine._process.says(Reply(1, "nobody waits"))
+            engine._process.says(Fatal("the device is gone"))
+            for asked in (task, engine.ask("engine")):
+                with pytest.raises(EngineError, match="the device is gone"):
+                    await asked
             await engine.stop()
 
         asyncio.run(scenario())

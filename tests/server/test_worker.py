@@ -16,7 +16,7 @@ import pytest
 
 from turnout.core.types import Output, Request, Sampling
 from turnout.server import worker
-from turnout.server.messages import Abort, Fatal, Found, Progress, Report, Setup, Stop, ToEngine
+from turnout.server.messages import Abort, Fatal, Found, Progress, Question, Reply, Report, Setup, Stop, ToEngine
 from turnout.server.worker import Loop, Tell, compute, load
 
 
@@ -169,3 +169,40 @@ def test_a_report_that_nobody_reads_ends_the_process(monkeypatch: pytest.MonkeyP
     theirs.close()
     with ours, pytest.raises(Left):
         worker._sender(ours)(Progress("weights", 0.5))
+
+
+def test_a_question_is_answered_between_steps_and_counts_as_a_message() -> None:
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    for message in (asking("a", 2), Question(7, "request", "a"), Question(8, "engine")):
+        inbox.put(message)
+    sent: list[object] = []
+
+    def send(message: object) -> None:
+        sent.append(message)
+        if isinstance(message, Report) and not message.busy:
+            inbox.put(Stop())
+
+    Loop(fake_engine.FakeEngine(), inbox, send).run()
+    assert sent[:2] == [
+        Reply(7, {"topic": "request", "name": "a", "open": ["a"]}),
+        Reply(8, {"topic": "engine", "name": "", "open": ["a"]}),
+    ]
+    assert isinstance(sent[2], Report) and sent[2].handled == 3
+
+
+def test_an_idle_engine_answers_at_once() -> None:
+    with looping(fake_engine.FakeEngine()) as (inbox, sent):
+        inbox.put(Question(1, "engine"))
+        while not any(isinstance(message, Reply) for message in sent):
+            time.sleep(0.001)
+
+
+def test_however_it_ends_what_watches_the_engine_is_closed() -> None:
+    stopped, failed = fake_engine.FakeEngine(), fake_engine.FakeEngine()
+    inbox: SimpleQueue[ToEngine] = SimpleQueue()
+    inbox.put(Stop())
+    compute(stopped, inbox, lambda message: None)
+    inbox.put(asking("a", do="raise"))
+    with pytest.raises(SystemExit):
+        compute(failed, inbox, lambda message: None)
+    assert stopped.closed and failed.closed
