@@ -10,7 +10,7 @@ from turnout.testing.block_driver import Driver
 
 STEPS = 80
 SALTS = (None, None, None, "", "a")
-LABELS = ({}, {}, {}, {"pin": "true"}, {"pin": "3s"}, {"pin": "false"})
+LABELS: tuple[dict[str, str], ...] = ({}, {}, {}, {"pin": "true"}, {"pin": "3s"}, {"pin": "false"})
 
 
 class Storm:
@@ -37,9 +37,7 @@ class Storm:
             self.waiting.append(self.new())
         for request in self.shuffled(self.running):
             mood = dice.random()
-            if mood < 0.1:
-                self.preempt(request)
-            elif mood < 0.8 and not driver.take(request, dice.randint(1, 9)):
+            if mood < 0.1 or mood < 0.8 and not driver.take(request, dice.randint(1, 9)):
                 self.preempt(request)
         for request in self.shuffled(self.waiting):
             self.admit(request)

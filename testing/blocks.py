@@ -3,57 +3,27 @@
     class TestMine(BlockManagerContract):
         make = staticmethod(lambda **options: Mine(**options))
 
-`make` gets `block_size` and builds a manager. What a manager without `SharingBlocks` can't do is skipped.
+`make` gets `block_size` and builds a manager. Rules for what it is not able to are skipped: forks where it is no
+`SharingBlocks`, hits where it keeps no prefixes.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
-from unittest import SkipTest
+from collections.abc import Callable, Iterator
 
-from turnout.core.interfaces import BlockManager, SharingBlocks
+from turnout.core.interfaces import BlockManager
 from turnout.core.types import Request
-from turnout.testing.block_driver import Driver
+from turnout.testing.block_forks import ForkRules
+from turnout.testing.block_rules import ask, needs
 from turnout.testing.block_storm import storm
+from turnout.testing.fake import continuation, make_engine, serve_all
+from turnout.testing.policies import Plain, ragged
 
 SALTS = (None, "", "a", "b", "0", "None")
 
 
-def sharing(test: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A rule of `SharingBlocks`."""
-
-    @wraps(test)
-    def run(self: Any) -> None:
-        if not isinstance(self.make(block_size=4), SharingBlocks):
-            raise SkipTest("not a SharingBlocks")
-        test(self)
-
-    return run
-
-
-def ask(rid: str, num: int, seed: int = 0, **fields: Any) -> Request:
-    """A request of `num` prompt tokens; equal seeds begin alike."""
-    dice = random.Random(seed)
-    return Request(rid, [dice.randrange(900) for _ in range(num)], **fields)
-
-
-class BlockManagerContract:
-    """Subclass it with `make`."""
-
-    make: Callable[..., BlockManager]
-
-    def driver(self, num_blocks: int = 16, block_size: int = 4) -> Driver:
-        return Driver(self.make(block_size=block_size), num_blocks)
-
-    def ran(self, driver: Driver, request: Request, **how: Any) -> Request:
-        """The request after a step that computed all of its tokens."""
-        driver.begin()
-        assert driver.take(request, **how), "there was room, and grow refused"
-        driver.compute()
-        return request
+class BlockManagerContract(ForkRules):
+    """What every block manager keeps. Subclass it with `make`."""
 
     def test_at_the_start_every_block_is_free(self) -> None:
         driver = self.driver(7)
@@ -80,6 +50,7 @@ class BlockManagerContract:
         self.ran(driver, ask("all", free * 4, 9))
         assert driver.manager.num_free == 0
 
+    @needs("cache")
     def test_a_prompt_seen_before_is_found_and_leaves_a_token_to_compute(self) -> None:
         for size in (1, 2, 4, 16):
             for length in [blocks * size + off for blocks in (1, 2, 3) for off in (-1, 0, 1)]:
@@ -92,6 +63,7 @@ class BlockManagerContract:
                 assert least <= found < length, f"{found} of {length} tokens found, block size {size}"
                 self.ran(driver, ask("b", length))
 
+    @needs("cache")
     def test_a_hit_ends_where_prompts_part(self) -> None:
         driver = self.driver()
         first = self.ran(driver, ask("a", 14))
@@ -105,6 +77,7 @@ class BlockManagerContract:
         first = self.ran(driver, ask("a", 16))
         assert driver.manager.cached(Request("b", first.tokens[4:])) == 0
 
+    @needs("cache")
     def test_salts_are_kept_apart(self) -> None:
         driver = self.driver(64)
         for i, salt in enumerate(SALTS):
@@ -112,6 +85,7 @@ class BlockManagerContract:
             self.ran(driver, ask(str(i), 13, salt=salt))
             assert driver.manager.cached(ask("x", 13, salt=salt)) == 12
 
+    @needs("cache")
     def test_only_what_is_computed_and_published_is_found(self) -> None:
         driver = self.driver()
         request = ask("a", 16)
@@ -121,6 +95,7 @@ class BlockManagerContract:
         driver.compute()
         assert 4 <= driver.manager.cached(ask("b", 16)) <= 6
 
+    @needs("cache")
     def test_a_shared_block_is_freed_by_its_last_holder(self) -> None:
         driver = self.driver(8)
         first = self.ran(driver, ask("a", 12))
@@ -132,6 +107,7 @@ class BlockManagerContract:
         driver.release(second)
         assert driver.manager.num_free == 8
 
+    @needs("cache")
     def test_a_request_that_computed_nothing_gives_all_back(self) -> None:
         driver = self.driver(8)
         driver.release(self.ran(driver, ask("a", 12)))
@@ -169,6 +145,24 @@ class BlockManagerContract:
         driver.release(request)
         self.ran(driver, Request("b", [*request.tokens, 4]))
 
+    def test_served_requests_get_their_own_tokens_in_a_pool_of_any_size(self) -> None:
+        for seed in range(8):
+            for num_blocks in (14, 64):
+                requests = ragged(seed)
+                wanted = {r.id: continuation(r.tokens, r.sampling.max_tokens) for r in requests}
+                engine = make_engine(Plain(), num_blocks=num_blocks, blocks=self.make(block_size=4))
+                assert serve_all(engine, requests) == wanted, "the tokens differ from those of each request alone"
+
     def test_whatever_happens_every_request_keeps_its_own_tokens(self) -> None:
         for seed in range(24):
             storm(self.make(block_size=(4, 2, 1)[seed % 3]), seed)
+
+
+def block_rules(make: Callable[..., BlockManager]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The rules that apply to what `make` builds: (sentence, check)."""
+    suite = type("Suite", (BlockManagerContract,), {"make": staticmethod(make)})()
+    able = {ability for ability in ("share", "cache") if suite.can(ability)}
+    for name in dir(suite):
+        check = getattr(suite, name)
+        if name.startswith("test_") and getattr(check, "needs", None) in able | {None}:
+            yield name.removeprefix("test_").replace("_", " "), check
