@@ -11,7 +11,7 @@ import pytest
 from callers import Api, live, until
 from engines import LocalEngine, engine_on, ours, words
 
-from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler
+from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler, plugins
 from turnout.core.engine import Engine
 from turnout.core.testing import check_balance, continuation, make_engine, serve_all
 from turnout.plugins.loader.model import Model
@@ -19,6 +19,7 @@ from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler.priority import Priority
 from turnout.server.app import create_app
 from turnout.server.config import ServerConfig
+from turnout.server.overrides import Usage, try_composing
 from turnout.server.text import Text
 
 T = TypeVar("T")
@@ -93,6 +94,11 @@ class TestPreemption:
             usage = reply.good["usage"] if i < 16 else reply.chunks[-1]["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9 + i % 16, 12)
         assert engine.stats.num_blocks_free == 8
+
+
+def test_overlapped_steps_are_not_built_and_asking_for_them_is_refused() -> None:
+    with pytest.raises(Usage, match="limits.overlap"):
+        try_composing("serve", ["limits.overlap=true"], plugins.load())
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
