@@ -24,6 +24,8 @@ from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS
+from turnout.server.beam import Beams
+from turnout.server.messages import Ask, BeamSearch
 
 BACKENDS: dict[str, Callable[[], Any]] = {"torch": TorchAttention, "cpu": CpuAttention}
 NO_NATIVE = native.obstacle()
@@ -94,6 +96,7 @@ class LocalEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._beams = Beams(engine)
         self.on_step: Callable[[], None] = lambda: None
         self._streams: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -109,29 +112,32 @@ class LocalEngine:
     def trouble(self) -> str | None:
         return None
 
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
-        self.engine.add(request)
-        stream = self._streams[request.id] = asyncio.Queue()
+    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
+        self._beams.add(asked)
+        names = asked.answers if isinstance(asked, BeamSearch) else (asked.id,)
+        stream: asyncio.Queue[Output | Exception] = asyncio.Queue()
+        self._streams |= dict.fromkeys(names, stream)
+        num_open = len(names)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drive())
         try:
-            while True:
+            while num_open:
                 output = await stream.get()
                 if isinstance(output, Exception):
                     raise output
+                num_open -= output.finish is not None
                 yield output
-                if output.finish:
-                    return
         finally:
-            del self._streams[request.id]
-            self.engine.abort(request.id)
+            for name in names:
+                del self._streams[name]
+            self._beams.abort(asked.id)
 
     async def _drive(self) -> None:
         for _ in range(5):  # whoever asks at the same time starts in the same step
             await asyncio.sleep(0)
         try:
             while self.engine.busy:
-                for output in self.engine.step():
+                for output in self._beams.step():
                     if output.request_id in self._streams:
                         self._streams[output.request_id].put_nowait(output)
                 self.on_step()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
+from turnout.server.messages import Ask, BeamSearch
 from turnout.server.text import Text
 
 STORY = (
@@ -46,6 +47,7 @@ class ScriptedEngine:
         )
         self.stats = Stats(num_blocks=400, num_blocks_free=400)
         self.requests: list[Request] = []
+        self.asked: list[Ask] = []  # the same, beam searches as such
         self.left: list[str] = []  # ids of requests whose reader left early
         self.pace = 0.0  # seconds a token takes
         self.before_first = 0.0  # seconds the first output takes
@@ -54,6 +56,7 @@ class ScriptedEngine:
         self.broken: str | None = None
         self.fails_with: Exception | str | None = None  # an exception raised, or the error of a failed request
         self.fails_after = 0  # tokens made before that
+        self.logprob: Callable[[int], float] = lambda token: -1.0
         self.lowest = -9.0  # the least likely alternative's log-probability
         self.script: Callable[[Request], list[int]] = self._tell
 
@@ -73,12 +76,14 @@ class ScriptedEngine:
             made[i] = allowed[i % len(allowed)]
         return made
 
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
+    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
+        request, outputs = (asked.request, self._beams) if isinstance(asked, BeamSearch) else (asked, self._outputs)
         self.requests.append(request)
+        self.asked.append(asked)
         arrived, done = time.monotonic(), False
         await self._seat(request)
         try:
-            async for output in self._outputs(request, arrived):
+            async for output in outputs(asked, arrived):
                 done = output.finish is not None
                 yield output
         finally:
@@ -134,7 +139,30 @@ class ScriptedEngine:
             if finish:
                 return
 
+    async def _beams(self, asked: BeamSearch, arrived: float) -> AsyncIterator[Output]:
+        """Answer k tells STORY from its token k on, up to the first stop id; all come at the end."""
+        await asyncio.sleep(self.before_first)
+        sampling = asked.request.sampling
+        if sampling.prompt_logprobs is not None:
+            scores = tuple(self._mark(token, sampling.prompt_logprobs) for token in asked.request.tokens[1:])
+            yield Output(asked.id, prompt_logprobs=scores, num_cached=self.num_cached)
+        if isinstance(self.fails_with, Exception):
+            raise self.fails_with
+        await asyncio.sleep(self.pace)
+        for place, name in enumerate(asked.answers):
+            if self.fails_with is not None:
+                yield Output(name, finish=Finish.ERROR, error=self.fails_with)
+                continue
+            tokens = self.story[place : place + sampling.max_tokens]
+            stops = [i for i, token in enumerate(tokens) if token in sampling.stop_ids]
+            tokens = tokens[: stops[0] + 1] if stops else tokens
+            marks = tuple(self._mark(token, sampling.logprobs) for token in tokens if sampling.logprobs is not None)
+            now = time.monotonic()
+            finish, timing = Finish.STOP if stops else Finish.LENGTH, Timing(arrived, arrived, now, now)
+            yield Output(name, tuple(tokens), finish, marks, (), None, self.num_cached, timing)
+
     def _mark(self, token: int, num_top: int | None) -> Logprobs:
-        """The token itself is always the second likeliest: -1.0, after token 1000."""
-        others = [(1000, -0.5), (token, -1.0), *((2000 + i, -2.0 - i) for i in range(17)), (5, self.lowest)]
-        return Logprobs(token, -1.0, 2, tuple(others[: num_top or 0]))
+        """The token itself is always the second likeliest, after token 1000."""
+        logprob = self.logprob(token)
+        others = [(1000, -0.5), (token, logprob), *((2000 + i, -2.0 - i) for i in range(17)), (5, self.lowest)]
+        return Logprobs(token, logprob, 2, tuple(others[: num_top or 0]))
