@@ -34,7 +34,7 @@ class Driver:
         self.taken: dict[str, tuple[Request, int]] = {}
         self.admitted: set[str] = set()  # by this step
         self.swapped: dict[str, tuple[list[Cells], int]] = {}  # id -> contents, tokens computed
-        self._cells: dict[str, Cells] = {}  # by request id: a mark of its salt, then what its cells should hold
+        self._cells: dict[str, tuple[Request, Cells]] = {}  # by id; a mark of the salt, then what the cells should hold
         self._leaving: list[tuple[Request, list[int], list[Cells]]] = []  # swapped out by this step
         self._coming: list[tuple[list[Cells], list[int]]] = []  # and back in
         self.now = 0.0
@@ -145,7 +145,10 @@ class Driver:
 
     def expected(self, request: Request, num_tokens: int) -> Cells:
         """What the cells of its first tokens hold when all is right."""
-        cells = self._cells.setdefault(request.id, [zlib.crc32(repr(request.salt).encode())])
+        known, cells = self._cells.get(request.id, (None, []))
+        if known is not request:
+            cells = [zlib.crc32(repr(request.salt).encode())]
+            self._cells[request.id] = request, cells
         for token in request.tokens[len(cells) - 1 : num_tokens]:
             cells.append(zlib.crc32(token.to_bytes(4, "little"), cells[-1]))
         return cells[1 : num_tokens + 1]

@@ -28,26 +28,29 @@ class ForkRules(BlockRules):
         assert driver.sharing is not None and driver.sharing.stats.copied == 0
 
     @needs("share")
-    def test_a_fork_one_token_short_of_a_full_block_does_not_write_where_others_find_it(self) -> None:
+    def test_a_fork_one_token_short_of_a_full_block_writes_a_copy_of_it(self) -> None:
+        driver = self.driver()
+        parent = self.ran(driver, ask("parent", 8))
+        child = Request("child", list(parent.tokens))
+        driver.begin()
+        assert driver.take(child, parent=parent, shared=7)
+        assert child.blocks[0] == parent.blocks[0] and child.blocks[1] != parent.blocks[1]
+        driver.compute()
+
+    @needs("share", "cache")
+    def test_a_block_that_is_found_is_not_written_even_where_nobody_else_holds_it(self) -> None:
         driver = self.driver()
         parent = self.ran(driver, ask("parent", 8))
         full = parent.blocks[1]
         driver.begin()
         child = Request("child", list(parent.tokens))
-        assert driver.take(child, parent=parent, shared=7) and child.blocks[1] != full
-        driver.compute()
-        driver.release(child)
-        driver.begin()
-        child = Request("again", list(parent.tokens))
-        driver.manager.attach(child)
-        driver.manager.release(child)
         assert driver.sharing is not None
         driver.sharing.fork(parent, child, 7)
         driver.holders[child.id] = child
-        driver.release(parent)  # nobody else holds the block now, but it is found
-        if driver.take(child):
-            assert child.blocks[1] != full, "a block that is found was written"
+        driver.release(parent)
+        assert driver.take(child) and child.blocks[1] != full
         driver.compute()
+        self.ran(driver, Request("later", [*child.tokens, 1]))
 
     @needs("share")
     def test_parent_and_children_part_in_one_block(self) -> None:
@@ -131,7 +134,7 @@ class ForkRules(BlockRules):
         driver.compute()
         assert driver.sharing is not None and driver.sharing.stats.copied == 0
 
-    @needs("share")
+    @needs("share", "cache")
     def test_what_a_fork_computes_is_found(self) -> None:
         driver = self.driver(30)
         parent = self.ran(driver, ask("parent", 10))

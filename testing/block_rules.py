@@ -37,17 +37,18 @@ class BlockRules:
         return request
 
 
-def needs(ability: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Skip a rule where the manager is not able to."""
+def needs(*abilities: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Skip a rule where the manager is not able to do all of these."""
 
     def mark(test: Callable[[Any], None]) -> Callable[[Any], None]:
         @wraps(test)
         def run(self: Any) -> None:
-            if not self.can(ability):
-                raise SkipTest(f"it does not {ability}")
+            for ability in abilities:
+                if not self.can(ability):
+                    raise SkipTest(f"it does not {ability}")
             test(self)
 
-        run.needs = ability  # type: ignore[attr-defined]
+        run.needs = abilities  # type: ignore[attr-defined]
         return run
 
     return mark
