@@ -16,6 +16,7 @@ import numpy as np
 PRIOR = np.array([5e-3, 5e-4, 1e-7, 1e-3, 1e-7, 1e-3])  # seconds each
 FORGET = 0.995  # weight a step keeps when the next one is seen
 TRUST = 1e-3  # of the prior, in steps
+RECENT = 1 / 64  # weight of the last step in how far steps exceed their estimate
 
 
 class Load(NamedTuple):
@@ -42,6 +43,8 @@ class StepCost:
         self.num_seen = 0
         self._a, self._b = np.zeros((len(PRIOR), len(PRIOR))), np.zeros(len(PRIOR))
         self._w: list[float] | None = None
+        self._excess = 0.0  # mean square of seconds / estimate - 1, where steps took longer than that
+        self._kept_to = False  # whether the step being written was made to fit
 
     @property
     def weights(self) -> list[float]:
@@ -55,12 +58,15 @@ class StepCost:
         """A step with this load took so long."""
         if seconds <= 0.0 or not math.isfinite(seconds):
             return
+        if self._kept_to:
+            over = min(max(seconds / self.seconds(load) - 1.0, 0.0), 1.0)
+            self._excess += RECENT * (over * over - self._excess)
         x = np.array((1.0, *load)) / seconds
         self._a *= FORGET
         self._a += x[:, None] * x
         self._b *= FORGET
         self._b += x
-        self._w = None
+        self._w, self._kept_to = None, False
         self.num_seen += 1
 
     def seconds(self, load: Load) -> float:
@@ -78,9 +84,11 @@ class StepCost:
         return 2 * num_blocks * self.weights[5]
 
     def fits(self, load: Load, start: int, seconds: float) -> int:
-        """How many tokens from position `start` can join `load` before the step is expected to exceed `seconds`."""
+        """How many tokens from position `start` can join `load` before the step is expected to exceed `seconds`, less
+        what nearly all steps like it have taken beyond their estimate lately."""
+        self._kept_to = True
         _, token, key, *_ = self.weights
-        left = seconds - self.seconds(load)
+        left = seconds / (1.0 + 4.0 * math.sqrt(self._excess)) - self.seconds(load)
         linear = token + key * (start + 0.5)
         if left <= 0.0:
             return 0

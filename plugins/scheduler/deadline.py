@@ -64,7 +64,7 @@ class Deadline:
             due = request.arrived + self._target(request, "ttft_target", draft)
         else:
             due = request.first_token_at + request.num_generated * self._target(request, "itl_target", draft)
-        return due - draft.now - draft.cost.recompute(request.num_pending)
+        return due - draft.now - draft.cost.recompute(len(request.tokens))
 
     def _victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
         return max(reversed(candidates), key=lambda r: self.slack(r, draft))
