@@ -116,10 +116,11 @@ class _Tracks:
         """The same, each step's chunks noted before the account hears that requests have ended in it. Chunks of more than
         one token are worth a slice."""
         for event in events:
-            for request_id, start, count, _ in event.chunks if isinstance(event, Stepped) else ():
-                if count > 1:
-                    facts = {"step": event.number, "from": start}
-                    self._put(request_id, f"{count} tokens", event.began, event.ended, facts)
+            if isinstance(event, Stepped):
+                for request_id, start, count, _ in event.chunks:
+                    if count > 1:
+                        facts = {"step": event.number, "from": start}
+                        self._put(request_id, f"{count} tokens", event.began, event.ended, facts)
             yield event
 
     def done(self) -> list[Slice]:
