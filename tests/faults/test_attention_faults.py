@@ -131,9 +131,9 @@ class TestShapes:
         assert_equal_to_eager(model, attention, [words(n, seed=n, below=128) for n in (3, 12, 30)])
 
     @backends
-    @pytest.mark.parametrize("group", [47, 48, 49, 64, 96, 128])
+    @pytest.mark.parametrize("group", [48, 49, 128])
     def test_groups_larger_than_a_kernels_tile_are_right(self, attention: str, group: int) -> None:
-        for lens in (((1, 9),), ((5, 9), (1, 3)), ((70, 70),), ((1, 1100),)):
+        for lens in (((5, 9), (1, 3)), ((20, 20),), ((1, 1100),)):
             assert worst(attention, LayerSpec(group, 1, 16, 0.25), *lens) < 2e-5
 
     @backends
