@@ -13,8 +13,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from turnout.core import Finish, Request, Step, StepReport, hookimpl
-from turnout.server.steplog.account import Account, Seen
+from turnout.server.steplog.account import Account
 from turnout.server.steplog.events import Finished
+from turnout.server.steplog.pieces import Seen
 from turnout.server.steplog.record import finished, ways_back
 from turnout.server.steplog.why import view
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from turnout.core import Request
-from turnout.server.steplog.account import DECODE, PREFILL, Account, Piece, Record
+from turnout.server.steplog.account import Account
 from turnout.server.steplog.events import Added, Event, Finished, Header, Stepped, Stopped, read
+from turnout.server.steplog.pieces import DECODE, PREFILL, Piece, Record
 from turnout.server.steplog.why import follow
 
 ENGINE, REQUESTS = 1, 2  # process ids

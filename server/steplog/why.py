@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from turnout.server.steplog.account import DECODE, PREFILL, Account, Piece, Record, Seen
+from turnout.server.steplog.account import Account
 from turnout.server.steplog.events import Aborted, Added, Event, Stepped, read
+from turnout.server.steplog.pieces import DECODE, PREFILL, Piece, Record, Seen
 
 
 def why(path: str | Path, name: str) -> list[dict[str, object]]:

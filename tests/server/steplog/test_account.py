@@ -13,8 +13,8 @@ from days import composed, engine_of, live, record_day
 from turnout.core import Draft, Request, Sampling, plugins
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
-from turnout.server.steplog.account import LEFT_OUT, NEXT_STEP, OTHERS, PARENT
 from turnout.server.steplog.log import StepLog
+from turnout.server.steplog.pieces import LEFT_OUT, NEXT_STEP, OTHERS, PARENT
 from turnout.server.steplog.record import Recorder
 from turnout.server.steplog.why import accounts, told, why
 
