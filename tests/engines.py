@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from turnout.core import BlockManager, Preemption, Request, Scheduler, plugins
+from turnout.core import BlockManager, Preemption, Request, Scheduler, SharingBlocks, plugins
 from turnout.core.engine import Engine
 from turnout.core.testing import make_engine
 from turnout.core.types import EngineInfo, KVSpec, Output
@@ -60,20 +60,22 @@ def engine_on(
 ) -> Engine:
     """An engine whose runner computes with `model`."""
     policy = preemption or Recompute()
+    manager = blocks or PagedBlocks(block_size, prefix_cache=prefix_cache)
     limits = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, "max_model_len": model.info.max_len} | budgets
     engine = make_engine(
         scheduler or FCFS(),
         num_blocks=num_blocks,
         block_size=block_size,
         preemption=policy,
-        blocks=blocks or PagedBlocks(block_size, prefix_cache=prefix_cache),
+        blocks=manager,
         **limits,
     )
     engine.info = replace(engine.info, model="tiny", vocab_size=model.info.vocab_size)
     spec = KVSpec(model.info.layers, block_size, num_blocks)
     device = torch.device("cpu")
     engine._runner = runner = LocalRunner()
-    runner.start(model, BACKENDS[attention](), spec, model.info.dtype, device, policy.num_host_blocks)
+    host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
+    runner.start(model, BACKENDS[attention](), spec, model.info.dtype, device, host)
     return engine
 
 
