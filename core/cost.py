@@ -59,7 +59,8 @@ class StepCost:
         if seconds <= 0.0 or not math.isfinite(seconds):
             return
         if self._kept_to:
-            over = min(max(seconds / self.seconds(load) - 1.0, 0.0), 1.0)
+            expected = self.seconds(load)
+            over = max(seconds / expected - 1.0, 0.0) if 2.0 * expected > seconds else 1.0
             self._excess += RECENT * (over * over - self._excess)
         x = np.array((1.0, *load)) / seconds
         self._a *= FORGET

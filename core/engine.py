@@ -143,9 +143,9 @@ class Engine:
         if self._sharing is not None:
             self._sharing.settle(isinstance(result, Result))
         if isinstance(result, Result):
-            outputs = self._account(step, result, began, ended)
             if step.chunks:
-                self.cost.observe(draft.load, ended - began)
+                self.cost.observe(draft.load, ended - began)  # before the moves are forgotten
+            outputs = self._account(step, result, began, ended)
         else:
             outputs = self._fail(step, result, ended)
         self._bear()
