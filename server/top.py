@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -96,20 +97,16 @@ def _watch(options: Options) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console, before = Console(), scrape(options)
-    if options.once or not console.is_terminal:
-        while True:
-            time.sleep(options.every)
-            before, now = scrape(options), before
-            console.print(frame(now, before, options.url))
-            if options.once:
-                return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    console, before = Console(), scrape(options)  # raises before the screen is taken
+    in_place = console.is_terminal and not options.once
+    with Live(console=console, screen=True, auto_refresh=False) if in_place else nullcontext() as live:
         while True:
             time.sleep(options.every)
             now = scrape(options)
-            live.update(frame(before, now, options.url), refresh=True)
-            before = now
+            picture, before = frame(before, now, options.url), now
+            console.print(picture) if live is None else live.update(picture, refresh=True)
+            if options.once:
+                return
 
 
 def scrape(options: Options) -> Sample:
