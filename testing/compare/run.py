@@ -98,7 +98,7 @@ def prepare(a: Side, items: Sequence[Item], settings: Settings) -> list[Item]:
     return [replace(item, continuation=written[item.id].tokens) if item.id in written else item for item in items]
 
 
-def observe(side: Side, items: Sequence[Item], settings: Settings, *, repeat: int = 0) -> Observed:
+def observe(side: Side, items: Sequence[Item], settings: Settings, draws: str, *, repeat: int = 0) -> Observed:
     """Let a side do all its work. `repeat` changes the order of requests and nothing else."""
     dice = random.Random(settings.seed + repeat)
     orders = [dice.sample(list(items), len(items)) for _ in range(4)]
@@ -111,7 +111,7 @@ def observe(side: Side, items: Sequence[Item], settings: Settings, *, repeat: in
         side.score(orders[0], settings.num_top, prompts=True),
         side.score(orders[1], settings.num_top, prompts=False),
         side.write(orders[2], greedy, settings.num_top),
-        side.write(orders[3], sampled, settings.num_top),
+        side.write(orders[3], sampled, settings.num_top) if side.draws and side.draws == draws else {},
     )
 
 
@@ -125,10 +125,10 @@ def compare(
     if not items:
         raise ValueError("there is nothing to compare on: the workload has no prompts")
     items = prepare(a, items, settings)
-    first, again = observe(a, items, settings), observe(a, items, settings, repeat=1)
+    first, again = observe(a, items, settings, a.draws), observe(a, items, settings, a.draws, repeat=1)
     found = []
     for b in others:
-        other = observe(b, items, settings, repeat=2)
+        other = observe(b, items, settings, a.draws, repeat=2)
         answers = (
             {i.id: (_right(i, first, decode), _right(i, other, decode)) for i in items if i.answer} if decode else {}
         )
@@ -153,7 +153,7 @@ def _compared(
     noise, table = _table(items, first, again), _table(items, first, other)
     own, parted = _divergences(items, first, again), _divergences(items, first, other)
     excess = _excess(table, noise, near_tie)
-    for name, part in (("greedy", False), ("sampled", True)):
+    for name, part in (("greedy", False), ("sampled", True)) if other.sampled else (("greedy", False),):
         allowed = _explained(table, len(items), settings.max_tokens) if part else np.zeros(len(items))
         counted = [_counts(found, near_tie, part) for found in (parted, own)]
         excess[name, "all"] = counted[0] - counted[1] - allowed
@@ -187,7 +187,7 @@ def _same_length(item: Item, mine: list[Mark], theirs: list[Mark]) -> list[Mark]
 def _divergences(items: Sequence[Item], a: Observed, b: Observed) -> list[Divergence]:
     found = []
     for sampled, mine, theirs in ((False, a.greedy, b.greedy), (True, a.sampled, b.sampled)):
-        for item in items:
+        for item in items if theirs else ():
             x, y = mine[item.id], theirs[item.id]
             length = max(len(x.tokens), len(y.tokens))
             at = next((i for i in range(length) if x.tokens[i : i + 1] != y.tokens[i : i + 1]), None)

@@ -52,6 +52,7 @@ class Side(Protocol):
 
     name: str
     dtype: str  # "float32", ...; the coarsest of both sides sets the default effects; "": unknown
+    draws: str  # whose random numbers a seed stands for; sampled writings are compared where both sides have the same
     origin: Mapping[str, object]  # composition, versions, fingerprint: stamped on results
 
     def score(self, items: Sequence[Item], num_top: int, *, prompts: bool) -> dict[str, Scored]:
@@ -74,6 +75,8 @@ class SideError(Exception):
 
 class EngineSide:
     """A composed engine in this process."""
+
+    draws = "turnout"
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.dtype, self._engine, self._runs = name, engine.info.dtype, engine, 0
