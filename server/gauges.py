@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from turnout.core.types import EngineInfo, Stats
 from turnout.server.bridge import EngineClient
@@ -66,6 +66,13 @@ def _split(name: str, about: str, label: str, values: Mapping[str, float], label
     return family
 
 
+def _whole(name: str, about: str, count: int, total: float, labels: Labels) -> Metric:
+    """A histogram of which only sum and count are known."""
+    family = HistogramMetricFamily(name, about, labels=LABELS)
+    family.add_metric(labels, [("+Inf", count)], total)
+    return family
+
+
 def _info(name: str, about: str, facts: Mapping[str, str], labels: Labels) -> Metric:
     family = GaugeMetricFamily(name, about, labels=[*LABELS, *facts])
     family.add_metric((*labels, *facts.values()), 1)
@@ -93,6 +100,9 @@ def _current(stats: Stats, info: EngineInfo, labels: Labels) -> Iterator[Metric]
     yield _counter("vllm:generation_tokens", "Tokens generated.", stats.generated_tokens, labels)
     preemptions = stats.preemptions_recompute + stats.preemptions_swap
     yield _counter("vllm:num_preemptions", "Requests put back to wait.", preemptions, labels)
+    evicted, age = stats.blocks.evicted, stats.blocks.evicted_age
+    about = "From a cached block's last use to its eviction; one bucket."
+    yield _whole("vllm:kv_block_idle_before_evict_seconds", about, evicted, age, labels)
 
 
 def _former(stats: Stats, labels: Labels, prompt_rate: Rate, generation_rate: Rate) -> Iterator[Metric]:
@@ -126,3 +136,11 @@ def _own(stats: Stats, info: EngineInfo, labels: Labels) -> Iterator[Metric]:
     yield _split("turnout:swapped_blocks", "Blocks copied to host memory and back.", "direction", moved, labels)
     yield _counter("turnout:swap_fallbacks", "Swaps that became recomputes: no room.", stats.swap_fallbacks, labels)
     yield _counter("turnout:recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens, labels)
+    blocks = stats.blocks
+    evicted = {"room": blocks.evicted - blocks.expired, "expired": blocks.expired}
+    tier = {"out": blocks.tier_out, "in": blocks.tier_in}
+    age = blocks.evicted_age / blocks.evicted if blocks.evicted else 0.0
+    yield _split("turnout:evicted_blocks", "Cached blocks that gave way, by why.", "reason", evicted, labels)
+    yield _gauge("turnout:evicted_block_age_seconds", "Mean time from last use to eviction.", age, labels)
+    yield _split("turnout:tier_blocks", "Evicted blocks copied to the host and back.", "direction", tier, labels)
+    yield _counter("turnout:copied_blocks", "Shared blocks copied to be written.", blocks.copied, labels)

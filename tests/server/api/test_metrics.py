@@ -10,7 +10,7 @@ from callers import BOTH, Api, until
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import ScriptedEngine
 
-from turnout.core.types import Stats
+from turnout.core.types import BlockStats, Stats
 from turnout.server.bridge import EngineError
 
 LABELS = {"model_name": "models/smol", "engine": "0"}
@@ -41,6 +41,7 @@ HISTOGRAMS = {
     "request_params_max_tokens",
     "request_prefill_kv_computed_tokens",
     "iteration_tokens_total",
+    "kv_block_idle_before_evict_seconds",
 }
 FORMER = {
     "gpu_cache_usage_perc",
@@ -114,6 +115,7 @@ def test_gauges_and_counters_are_the_engines(api: Api, engine: ScriptedEngine) -
         recomputed_tokens=66,
         swapped_blocks_out=8,
         swapped_blocks_in=7,
+        blocks=BlockStats(copied=11, evicted=20, expired=5, evicted_age=50.0, tier_out=9, tier_in=3),
     )
     page = Page(api)
     for name, value in {
@@ -130,12 +132,20 @@ def test_gauges_and_counters_are_the_engines(api: Api, engine: ScriptedEngine) -
         "vllm:generation_tokens_total": 77,
         "vllm:num_preemptions_total": 9,
         "turnout:recomputed_tokens_total": 66,
+        "turnout:copied_blocks_total": 11,
+        "turnout:evicted_block_age_seconds": 2.5,
+        "vllm:kv_block_idle_before_evict_seconds_sum": 50.0,
+        "vllm:kv_block_idle_before_evict_seconds_count": 20,
     }.items():
         assert page.value(name) == pytest.approx(value), name
     assert page.value("turnout:preemptions_total", mode="recompute") == 4
     assert page.value("turnout:preemptions_total", mode="swap") == 5
     assert page.value("turnout:swapped_blocks_total", direction="out") == 8
     assert page.value("turnout:swapped_blocks_total", direction="in") == 7
+    assert page.value("turnout:evicted_blocks_total", reason="room") == 15
+    assert page.value("turnout:evicted_blocks_total", reason="expired") == 5
+    assert page.value("turnout:tier_blocks_total", direction="out") == 9
+    assert page.value("turnout:tier_blocks_total", direction="in") == 3
 
 
 def test_info_series_are_one_and_say_what_is_served(api: Api) -> None:
