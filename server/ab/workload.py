@@ -1,0 +1,151 @@
+"""What is compared on: prompts cut to given lengths from text every Python brings along, questions, or a file.
+
+The text is the source of standard-library modules: English sentences and code, the same in every run of one Python. Both
+sides get the same prompts, so that another Python has others takes nothing from the comparison.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from turnout.server.text import Text
+from turnout.testing.compare.sides import Item
+
+MODULES = (
+    "argparse",
+    "asyncio.events",
+    "datetime",
+    "difflib",
+    "doctest",
+    "email.message",
+    "heapq",
+    "logging",
+    "optparse",
+    "pathlib",
+    "pickletools",
+    "random",
+    "statistics",
+    "string",
+    "tarfile",
+    "textwrap",
+    "turtle",
+    "typing",
+    "uuid",
+)
+LENGTHS = {  # tokens; drawn evenly on a logarithmic scale
+    "short": (8, 128),
+    "mixed": (16, 1024),
+    "long_context": (512, 8192),
+}
+FACTS = (
+    ("The capital of France is", "Paris"),
+    ("The capital of Italy is", "Rome"),
+    ("The capital of Japan is", "Tokyo"),
+    ("The capital of Germany is", "Berlin"),
+    ("The capital of Spain is", "Madrid"),
+    ("The opposite of hot is", "cold"),
+    ("The opposite of up is", "down"),
+    ("Two plus two equals", "4"),
+    ("Monday, Tuesday, Wednesday,", "Thursday"),
+    ("January, February, March,", "April"),
+    ("one, two, three, four,", "five"),
+    ("a, b, c, d, e,", "f"),
+    ("The sun rises in the", "east"),
+    ("Water freezes at zero degrees", "Celsius"),
+    ("The largest planet of the solar system is", "Jupiter"),
+    ("The author of Romeo and Juliet is William", "Shakespeare"),
+    ("The first president of the United States was George", "Washington"),
+    ("A triangle has three", "sides"),
+    ("The chemical symbol of gold is", "Au"),
+    ("The past tense of go is", "went"),
+    ("The plural of mouse is", "mice"),
+    ("A year has twelve", "months"),
+    ("The language spoken in Brazil is", "Portuguese"),
+    ("The Pacific is the largest", "ocean"),
+)
+BUILT_IN = (*LENGTHS, "facts")
+
+
+def load(workload: str, text: Text, num_prompts: int, room: int, seed: int) -> list[Item]:
+    """Up to `num_prompts` items whose prompts have at most `room` tokens. Raises ValueError for a workload that is neither
+    built in nor a readable file, naming the line that is wrong."""
+    if room < 1:
+        raise ValueError("max_tokens leaves no room for a prompt in the context of one of the sides")
+    if workload == "facts":
+        return list(itertools.islice(_facts(text, room), num_prompts))
+    if workload in LENGTHS:
+        least, most = LENGTHS[workload]
+        items = list(_cuts(text, num_prompts, min(least, room), min(most, room), seed))
+        if workload == "mixed":  # a third of them can be checked
+            items[:] = [*itertools.islice(_facts(text, room), num_prompts // 3), *items][:num_prompts]
+        return items
+    path = Path(workload)
+    if not path.is_file():
+        raise ValueError(f"workload={workload}: there is no such file, and built in are {', '.join(BUILT_IN)}")
+    items = list(itertools.islice(_from_file(path, text), num_prompts))
+    for item in items:
+        if len(item.prompt) + len(item.continuation) > room:
+            raise ValueError(f"{path}: item {item.id} has more tokens than the {room} that every side has room for")
+    return items
+
+
+def _facts(text: Text, room: int) -> Iterator[Item]:
+    for number, (question, answer) in enumerate(FACTS):
+        ids = text.encode(question)
+        if len(ids) <= room:
+            yield Item(f"fact {number}", tuple(ids), text=question, answer=answer)
+
+
+def _cuts(text: Text, num: int, least: int, most: int, seed: int) -> Iterator[Item]:
+    dice = random.Random(seed)
+    source = "\n".join(inspect.getsource(importlib.import_module(name)) for name in MODULES)
+    for number in range(num):
+        share = number / max(num - 1, 1)
+        length = round(least * (most / least) ** share)
+        start = source.index("\n", dice.randrange(len(source) - 8 * most)) + 1
+        ids = text.encode(source[start : start + 8 * length])[:length]
+        yield Item(f"text {number}", tuple(ids), text=text.decode(ids))
+
+
+def _from_file(path: Path, text: Text) -> Iterator[Item]:
+    """JSON lines, or a recording."""
+    with path.open() as file:
+        first = json.loads(file.readline() or "{}")
+    if "turnout" in first:
+        yield from _recorded(path, text)
+        return
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            try:
+                fields = json.loads(line)
+                prompt, continuation = (_ids(fields.get(key, []), text) for key in ("prompt", "continuation"))
+                if not prompt:
+                    raise ValueError("it has no prompt")
+            except (ValueError, AttributeError, TypeError) as error:
+                raise ValueError(f'{path}, line {number}: {error}; a line is {{"prompt": text or ids, …}}') from error
+            shown = fields["prompt"] if isinstance(fields["prompt"], str) else text.decode(prompt)
+            yield Item(
+                fields.get("id", f"line {number}"), tuple(prompt), tuple(continuation), shown, fields.get("answer")
+            )
+
+
+def _ids(value: object, text: Text) -> list[int]:
+    if isinstance(value, str):
+        return text.encode(value)
+    if isinstance(value, list) and all(isinstance(token, int) for token in value):
+        return value
+    raise ValueError(f"a prompt or continuation is a text or a list of token ids, got {value!r:.60}")
+
+
+def _recorded(path: Path, text: Text) -> Iterator[Item]:
+    from turnout.server.simulate.recorded import arrivals
+
+    for arrival, _ in arrivals(str(path)):
+        prompt = arrival.request.tokens
+        yield Item(arrival.request.id, tuple(prompt), tuple(arrival.said), text.decode(prompt))
