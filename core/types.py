@@ -58,7 +58,7 @@ class Sampling:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # this many alternatives beside each sampled token; None: no log-probabilities
     prompt_logprobs: int | None = None  # likewise for each prompt token but the first
-    forced: tuple[int, ...] = ()  # the first tokens generated, whatever the logits say: to compare engines on equal ground
+    forced: tuple[int, ...] = ()  # the first tokens generated, whatever the logits say: to compare engines
     plain: bool = field(init=False, repr=False, compare=False)  # greedy, nothing else asked: the sampler's fast path
 
     def __post_init__(self) -> None:
