@@ -211,7 +211,7 @@ def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
                 raise ValueError(f"messages[{index}].content has a part of type {kind}; this model reads text only")
-        content = "".join(part["text"] for part in content)
+        content = "\n".join(part["text"] for part in content)  # as `conversation` joins them
     if not isinstance(content, str | None):
         raise ValueError(f"messages[{index}].content must be text or a list of text parts")  # noqa: TRY004
     return {**message, "content": content or ""}

@@ -501,8 +501,8 @@ def test_a_turn_without_content_stays_in_its_place(small: Text, role: str, conte
 
 
 def test_text_parts_are_joined(smol: Text) -> None:
-    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there"}]
-    assert smol.chat([user(parts)]) == smol.chat([user("Hello there")])
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
+    assert smol.chat([user(parts)]) == smol.chat([user("Hello\nthere")])
     assert smol.chat([user(parts[:1])]) == smol.chat([user("Hello")])
 
 
