@@ -14,7 +14,7 @@ from turnout.server.simulate.config import SimulateConfig
 from turnout.server.simulate.fairness import LABEL, Fairness
 from turnout.server.simulate.measure import Spread, Timeline
 
-ID, TOKENS, FINISH = itemgetter(0), itemgetter(1), itemgetter(2)  # of an Output
+ID, FINISH = itemgetter(0), itemgetter(2)  # of an Output
 MEASURES = ("ttft", "itl", "tpot", "e2e", "queue")
 
 
@@ -54,9 +54,10 @@ class Record:
         self.first_refusal = self.first_refusal or why
 
     def step(self, outputs: Sequence[Output], now: float) -> list[Output]:
-        """Count the gaps that a step ended, many at once: this runs for every token. Returns the outputs that finish."""
+        """Count the gaps that a step ended, many at once: this runs for every token. Returns the outputs that finish.
+        An output without a token is one that ends a request which was to say nothing."""
         said = self._said
-        ids = list(map(ID, outputs)) if all(map(TOKENS, outputs)) else [o.request_id for o in outputs if o.tokens]
+        ids = list(map(ID, outputs))
         for before, count in Counter(map(said.get, ids)).items():
             if before is not None:
                 self.itl.add(now - before, count)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ import pytest
 from turnout.core import Draft, Request, hookimpl, plugins
 from turnout.server import main
 from turnout.server.overrides import Usage
+from turnout.server.simulate import command
+from turnout.server.simulate.config import LATENCIES, WORKLOADS, Capacity, SimulateConfig, Target
+from turnout.server.simulate.hardware import HARDWARE
 from turnout.server.simulate.points import expand
 
 FAST = ("workload=poisson", "workload.num_requests=20", "workload.prompt=20", "workload.output=5")
@@ -245,3 +249,42 @@ def test_hydra_shows_the_composition(simulate: Simulate) -> None:
     code, said, _ = simulate("scheduler=fair", "workload=agents", "--cfg", "job")
     assert code == 0
     assert "turns: 10" in said
+
+
+def test_every_option_is_in_the_guide_with_its_default() -> None:
+    rows: dict[str, str] = {}
+    for line in (Path(__file__).parents[3] / "docs/simulate.md").read_text().splitlines():
+        if line.startswith("| `"):
+            rows |= dict.fromkeys(re.findall(r"`([\w.]+)`", line.split("|")[1]), line)
+    kinds: list[tuple[str, type]] = [("target.", Target), ("capacity.", Capacity)]
+    kinds += [
+        (f"{group}.", kind) for group, of in (("workload", WORKLOADS), ("latency", LATENCIES)) for kind in of.values()
+    ]
+    for prefix, kind in kinds:
+        for option in fields(kind):
+            row, default = rows[prefix + option.name], option.default
+            shown = f"{default:g}" if isinstance(default, float) else "null" if default is None else str(default)
+            assert shown in row, f"{prefix}{option.name}={default}: {row}"
+    for name in ("window", "out", "plot"):
+        assert f"`{SimulateConfig.__dataclass_fields__[name].default or 'null'}`" in rows[name]
+    for name in (*WORKLOADS, *HARDWARE):
+        assert name in rows or name == "trace"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line.partition("#")[0].split()[2:]
+        for line in (Path(__file__).parents[3] / "docs/simulate.md").read_text().splitlines()
+        if line.startswith("turnout simulate") and "FILE" not in line
+    ],
+    ids=" ".join,
+)
+def test_the_examples_of_the_guide_compose(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("trace.csv", "day.jsonl"):
+        (tmp_path / name).touch()
+    found = plugins.load()
+    for point in expand(line, found):
+        made = command._maker(point, found)()
+        assert made.workload is not command._maker(point, found)().workload  # state is never shared
