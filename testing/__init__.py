@@ -4,12 +4,17 @@
 """
 
 from turnout.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
+from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
 from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
+from turnout.testing.policies import PreemptionContract, SchedulerContract
 
 __all__ = [
     "AttentionCase",
+    "BlockManagerContract",
     "Checked",
+    "PreemptionContract",
+    "SchedulerContract",
     "TokenCacheRunner",
     "attention_cases",
     "attention_oracle",

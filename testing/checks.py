@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from turnout.core.plugins import SLOTS
-from turnout.core.types import Request, Sampling
 from turnout.testing.attention import attention_cases, run_attention
-from turnout.testing.fake import check_balance, continuation, make_engine, serve_all
+from turnout.testing.blocks import block_rules
+from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 
 
 @dataclass(frozen=True)
@@ -53,72 +52,6 @@ def _signatures(slot: str, component: type) -> None:
             raise TypeError(f"{name}{given} must take {', '.join(names[1:]) or 'nothing'}: {error}") from error
 
 
-def _requests(seed: int, num: int = 12) -> list[Request]:
-    dice = random.Random(seed)
-    shared = [dice.randrange(900) for _ in range(9)]
-    return [
-        Request(
-            str(i),
-            shared[: dice.randrange(10)] + [dice.randrange(900) for _ in range(dice.randrange(1, 30))],
-            Sampling(0, max_tokens=dice.randrange(1, 12)),
-        )
-        for i in range(num)
-    ]
-
-
-def _serves(make: Callable[[], Any], **options: Any) -> None:
-    for seed in range(8):
-        requests = _requests(seed)
-        wanted = {r.id: continuation(r.tokens, r.sampling.max_tokens) for r in requests}
-        got = serve_all(
-            make_engine(**({"scheduler": _Plain()} | {k: v() for k, v in make().items()} | options)), requests
-        )
-        assert got == wanted, "the tokens differ from those of each request alone"
-
-
-class _Plain:
-    """First come, first served; the newest gives way."""
-
-    def schedule(self, waiting: Any, running: Any, draft: Any) -> None:
-        queue = list(running)
-        while queue and not draft.full:
-            request = queue.pop(0)
-            while not draft.take(request, 16):
-                victim = queue.pop() if queue else request
-                draft.preempt(victim)
-                if victim is request:
-                    return
-        for request in waiting:
-            if draft.preempted or draft.full or not draft.take(request, 16):
-                return
-
-
-def _scheduler_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
-    def build() -> dict[str, type]:
-        return {"scheduler": component}
-
-    yield "it serves every request, with room to spare", lambda: _serves(build)
-    yield "it serves every request when the cache holds two of them", lambda: _serves(build, num_blocks=14)
-    yield (
-        "it serves every request one token and one seat at a time",
-        lambda: _serves(build, max_num_batched_tokens=3, max_num_seqs=1),
-    )
-    yield "it copes with aborts at any moment", lambda: _aborts(component)
-
-
-def _aborts(component: type) -> None:
-    for seed in range(8):
-        dice = random.Random(seed)
-        engine = make_engine(component(), num_blocks=16)
-        for request in _requests(seed):
-            engine.add(request)
-        while engine.busy:
-            engine.step()
-            engine.abort(str(dice.randrange(12)))
-            check_balance(engine)
-        assert engine.stats.num_blocks_free == engine.info.num_blocks, "blocks are missing at the end"
-
-
 def _attention_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
     capabilities = component.capabilities  # type: ignore[attr-defined]
     device = "cpu" if capabilities.devices is None or "cpu" in capabilities.devices else "cuda"
@@ -133,18 +66,6 @@ def _attention_rules(component: type) -> Iterator[tuple[str, Callable[[], object
 
     for case in attention_cases(capabilities, device):
         yield case.name, lambda case=case: compare(case)  # type: ignore[misc]
-
-
-def _blocks_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
-    def build() -> dict[str, Callable[[], Any]]:
-        return {"blocks": lambda: component(block_size=4)}
-
-    yield "requests sharing prefixes get their own tokens", lambda: _serves(build)
-    yield "blocks balance when the cache is small", lambda: _serves(build, num_blocks=14)
-
-
-def _preemption_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
-    yield "preempted requests go on where they were", lambda: _serves(lambda: {"preemption": component}, num_blocks=14)
 
 
 def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -162,10 +83,10 @@ def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] = {
-    "scheduler": _scheduler_rules,
+    "scheduler": lambda component: rules(SchedulerContract, component),
     "attention": _attention_rules,
-    "blocks": _blocks_rules,
-    "preemption": _preemption_rules,
+    "blocks": block_rules,
+    "preemption": lambda component: rules(PreemptionContract, component),
     "quant": _quant_rules,
 }
 

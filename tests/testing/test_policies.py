@@ -1,0 +1,144 @@
+"""The contracts of schedulers and preemption policies find what is planted, and pass what is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from turnout.core import Draft, Policy, PreemptMode, Request
+from turnout.testing import PreemptionContract, SchedulerContract, check_component
+from turnout.testing.policies import Dice, Plain, rules
+
+
+class Sound(Plain):
+    """Nothing wrong with it."""
+
+
+class Hoards(Plain):
+    """Never forgets an id."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        for request in running:
+            self.seen[request.id] = request.num_computed
+        super().schedule(waiting, running, draft)
+
+
+class Starves(Policy):
+    """The shortest first, whoever waits."""
+
+    def score(self, request: Request, draft: Draft) -> float:
+        return -request.num_prompt
+
+
+class Gambles(Plain):
+    """Decides by what is not in the draft."""
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        super().schedule(random.sample(waiting, len(waiting)), running, draft)
+
+
+class Breaks(Plain):
+    """Preempts what it took."""
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        super().schedule(waiting, running, draft)
+        if draft.preempted and draft.chunks:
+            draft.preempt(next(iter(draft.chunks)).request)
+
+
+class Stuck(Plain):
+    """Never gives anybody's blocks away."""
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        for request in (*running, *waiting):
+            draft.take(request, 16)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rule"),
+    [
+        (Hoards, "keeps nothing of finished requests"),
+        (Starves, "lets nobody starve"),
+        (Gambles, "decides alike when all is the same"),
+        (Breaks, "when the cache holds two of them"),
+        (Stuck, "when the cache holds two of them"),
+    ],
+)
+def test_a_scheduler_with_a_fault_is_told_the_rule_it_breaks(scheduler: type, rule: str) -> None:
+    broken = [checked.rule for checked in check_component("scheduler", scheduler) if checked.fault]
+    assert any(rule in sentence for sentence in broken)
+
+
+def test_a_sound_scheduler_passes() -> None:
+    assert [checked for checked in check_component("scheduler", Sound) if checked.fault] == []
+
+
+class Stranger(Dice):
+    """Its victim comes from nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__(PreemptMode.RECOMPUTE)
+
+    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+        return Request("stranger", [1])
+
+
+class Undecided(Dice):
+    """Says a word of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(PreemptMode.SWAP)
+
+    def mode(self, request: Request, draft: Draft) -> Any:
+        return "later"
+
+
+class Remembers(Dice):
+    """Keeps its victims."""
+
+    def __init__(self) -> None:
+        super().__init__(PreemptMode.SWAP)
+        self.victims: list[Request] = []
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+        self.victims.append(request)
+        return super().mode(request, draft)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Stranger, "its victim is one of the candidates"),
+        (Undecided, "its mode is a mode"),
+        (Remembers, "keeps nothing of finished requests"),
+    ],
+)
+def test_a_preemption_policy_with_a_fault_is_told_the_rule_it_breaks(policy: type, rule: str) -> None:
+    broken = [sentence for sentence, check in rules(PreemptionContract, policy) if _fails(check)]
+    assert any(rule in sentence for sentence in broken)
+
+
+class TestAsAStrangerUsesIt(SchedulerContract):
+    """Inheriting is all."""
+
+    make = Sound
+
+
+class TestPreemptionAsAStrangerUsesIt(PreemptionContract):
+    @staticmethod
+    def make() -> Dice:
+        return Dice(PreemptMode.SWAP)
+
+
+def _fails(check: Callable[[], object]) -> bool:
+    try:
+        check()
+    except Exception:  # noqa: BLE001  any fault of the policy
+        return True
+    return False
