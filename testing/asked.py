@@ -1,0 +1,45 @@
+"""A request of the fake model, and what it should get. It knows no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from turnout.core.types import Finish, Output, Request
+from turnout.testing.fake import continuation
+
+
+@lru_cache(maxsize=4096)
+def said_after(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """The oracle, which need not work out the same twice."""
+    return tuple(continuation(prompt, num_tokens))
+
+
+@dataclass
+class Asked:
+    """Takes the request's outputs. Raises AssertionError at the first that is wrong."""
+
+    request: Request
+    wanted: tuple[int, ...]  # the oracle's tokens, to the end
+    why: Finish  # that it should end with
+    got: list[int] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def take(self, output: Output, may_fail: bool) -> None:
+        """`may_fail`: it was made to fail."""
+        rid, prompt = self.request.id, self.request.tokens[: self.request.num_prompt]
+        assert self.finish is None, f"{rid} gets an output after its end"
+        self.got += output.tokens
+        assert tuple(self.got) == self.wanted[: len(self.got)], f"{rid} got {self.got}, the oracle says {self.wanted}"
+        self.scored += [mark.token for mark in output.prompt_logprobs]
+        assert self.scored == prompt[1 : 1 + len(self.scored)], f"{rid} has scores of {self.scored}, it is {prompt}"
+        assert output.num_cached < len(prompt), f"{rid} has {output.num_cached} cached of {len(prompt)} prompt tokens"
+        self.finish = output.finish
+        if output.finish is Finish.ERROR:
+            assert may_fail, f"{rid} failed, and nobody let it: {output.error}"
+        elif output.finish is not None:
+            assert tuple(self.got) == self.wanted, f"{rid} ended with {self.got}, the oracle says {self.wanted}"
+            assert output.finish is self.why, f"{rid} ended with {output.finish}, not {self.why}"
+            if self.request.sampling.prompt_logprobs is not None:
+                assert len(self.scored) == len(prompt) - 1, f"{rid} has {len(self.scored)} scores of {len(prompt) - 1}"
