@@ -2,8 +2,8 @@
 
     seconds = max(bytes read / bandwidth, operations / matrix rate) + all-reduces + blocks moved / host link + overhead
 
-Bytes: every weight once a step, the keys and values that each chunk attends to. Operations: two per parameter and token,
-four per layer, head element and (token, key) pair. Both are shared evenly by `tensor_parallel` devices, which exchange
+Bytes: every weight once a step, the keys and values that each chunk attends to. Operations: two per parameter and
+token, four per layer, head element and (token, key) pair. Both are shared evenly by `tensor_parallel` devices, which exchange
 two activations a layer (Williams et al., Roofline, CACM 2009; Pope et al., MLSys 2023).
 """
 
@@ -44,7 +44,7 @@ class Analytic:
         shape, device, num = model_of(self.model), hardware_of(self.hardware), self.tensor_parallel
         if shape.num_kv_heads % num:
             raise ValueError(
-                f"latency.tensor_parallel must divide the {shape.num_kv_heads} key/value heads of {self.model}, got {num}"
+                f"latency.tensor_parallel must divide the {shape.num_kv_heads} key/value heads of {self.model}: {num}"
             )
         self._shape, self._device = shape, device
         self._bandwidth, self._flops = self.bandwidth or device.bandwidth, self.flops or device.flops
@@ -111,8 +111,8 @@ class Analytic:
         ]
         if num > 1:
             words.append(
-                f"tensor parallel: work is shared evenly, two all-reduces a layer of {device.link_latency * 1e6:.0f} µs "
-                f"and {self._link / 1e9:.0f} GB/s, not overlapped"
+                f"tensor parallel: work is shared evenly, two all-reduces a layer of {device.link_latency * 1e6:.0f} µs"
+                f" and {self._link / 1e9:.0f} GB/s, not overlapped"
             )
         words.append(f"swapped blocks go over {device.host_link / 1e9:.0f} GB/s, not overlapped")
         return words

@@ -63,7 +63,7 @@ def in_order(arrivals: Iterable[tuple[Arrival, str]], window: int = 1000) -> Ite
         at = arrival.request.arrived
         if at < last:
             raise ValueError(
-                f"{line}: arrives {last - at:.3f} s before a request more than {window} lines above; sort the file by time"
+                f"{line}: arrives {last - at:.3f} s before one more than {window} lines above; sort the file by time"
             )
         heapq.heappush(heap, (at, number, arrival))
         if len(heap) > window:

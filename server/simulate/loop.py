@@ -38,7 +38,7 @@ class Simulation:
     def __init__(
         self, config: SimulateConfig, hooks: Hooks, factor: float = 1.0, allowed: Mapping[str, int] | None = None
     ) -> None:
-        """`factor`: arrivals come so many times as often; `allowed`: see Record. Raises ValueError naming the option."""
+        """`factor`: arrivals come so many times as often; `allowed`: see Record. Raises ValueError for an option."""
         self.config, self._factor = config, factor
         latency: Latency = config.latency
         latency.start(config.blocks.block_size)
@@ -58,7 +58,7 @@ class Simulation:
         self._number = 0
 
     def run(self, tell: Tell = lambda finished, seconds: None) -> Record:
-        """To the end, or until it is hopeless. Raises ValueError for a faulty trace, ContractError for a faulty policy."""
+        """To the end, or until it is hopeless. Raises ValueError for a faulty trace, ContractError for a policy."""
         engine, clock, record, runner = self.engine, self.clock, self.record, self.runner
         began = spoke = time.perf_counter()
         while not record.hopeless:
@@ -140,7 +140,7 @@ def info_of(config: SimulateConfig) -> EngineInfo:
     num_blocks = blocks.num_blocks
     if num_blocks is None and max_len is None:
         raise ValueError(
-            "blocks.num_blocks is null, and only latency=analytic knows a memory to fill: set blocks.num_blocks to what "
+            "blocks.num_blocks is null, and only latency=analytic knows a memory to fill: set it to what "
             "the engine's start said, for example blocks.num_blocks=4096"
         )
     if num_blocks is None:

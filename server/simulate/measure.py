@@ -12,7 +12,7 @@ POINTS = 1024  # of a time line, about
 
 
 class Spread:
-    """A distribution of seconds: exact up to EXACT distinct values (told apart by the nanosecond), then in buckets of 1 %."""
+    """A distribution of seconds: exact to the nanosecond up to EXACT distinct values, then in buckets of 1 %."""
 
     def __init__(self, bound: float = math.inf) -> None:
         self.count, self.total, self.most = 0, 0.0, 0.0

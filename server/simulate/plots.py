@@ -52,7 +52,7 @@ def draw(names: Sequence[str], results: Sequence[Values], path: str) -> None:
 
 
 def _loads(results: Sequence[Values]) -> dict[str, list[Values]]:
-    """Results that differ in their load alone, in order of it, by what else they are; empty: the load was not varied."""
+    """Results that differ in their load alone, in order, by what else they are; empty: the load was not varied."""
     groups: dict[str, list[Values]] = {}
     for result in results:
         others = " ".join(f"{key}={value}" for key, value in result["point"].items() if key not in LOAD)

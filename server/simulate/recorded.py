@@ -1,4 +1,4 @@
-"""Requests and step times of a run recorded with `record=FILE`: prompts, arrivals, labels and every token said are real.
+"""Requests and step times of a run recorded with `record=FILE`: prompts, arrivals, labels and every token are real.
 
 A request says as many tokens as the recording shows, so one that was aborted ends where it was. Each is held back until
 the recording has its end: what is in memory is what was open at once.
@@ -72,7 +72,7 @@ def _arrival(recorded: Request, said: list[int], path: str) -> tuple[Arrival, st
 
 
 def steps(path: str) -> tuple[list[Work], np.ndarray]:
-    """The work and the seconds [N] of every step that computed something, its share of what lies between steps included.
+    """The work and the seconds [N] of every step that computed something, up to the next step of a busy engine.
 
     Raises ValueError when there are too few to learn from.
     """

@@ -1,7 +1,7 @@
 """Workloads drawn from a seed. Lengths are in tokens, rates in requests a second.
 
-Prompt lengths are lognormal with the stated mean and a sigma of 1 (long tails), answer lengths geometric; both are cut at
-ten times their mean. Clients arrive as a Poisson process unless a workload says otherwise.
+Prompt lengths are lognormal with the stated mean and a sigma of 1 (long tails), answer lengths geometric; both are cut
+at ten times their mean. Clients arrive as a Poisson process unless a workload says otherwise.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a simulated request costs: a hundred thousand of a chat, up to a thousand running at once. `make bench` runs them
-all, a plain test run the first few. Times are shown, never asserted; what is asserted is that every token was said and
+"""What a simulated request costs: a hundred thousand of a chat, up to a thousand running at once. `make bench` runs
+them all, a plain test run the first few. Times are shown, never asserted; what is asserted is that every token was said and
 that memory does not grow with the trace."""
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def test_an_option_of_a_part_that_varies_goes_to_the_choices_that_have_it() -> N
         (["scheduler=fcfs,nothing"], "scheduler=nothing: there is no such choice"),
         (["workload.turns=3"], "Key 'turns' not in 'Chat'"),
         (["attention=torch"], "attention"),
-        (["latency=constant"], "set blocks.num_blocks"),
+        (["latency=constant"], "blocks.num_blocks is null"),
         (["latency=fitted", "blocks.num_blocks=10"], "latency.log is empty"),
         (["latency=fitted", "blocks.num_blocks=10", "latency.log=no/log"], "no/log cannot be read: No such file"),
         (["blocks.num_blocks=1"], "every request is refused"),

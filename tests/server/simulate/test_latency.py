@@ -64,13 +64,13 @@ def log(path: Path, count: int = 400) -> Path:
     info = dict.fromkeys(("model", "path", "architecture", "dtype", "device"), "") | {"plugins": {}, "versions": {}}
     info |= dict.fromkeys(("vocab_size", "max_model_len", "num_blocks", "block_size", "capacity"), 100)
     info |= {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-    now, dice = 0.0, np.random.default_rng(2)
+    now, dice, somebody = 0.0, np.random.default_rng(2), Request("r", [1])
     lines: list[dict[str, object]] = [{"turnout": 1, "info": info, "composition": {}, "fingerprint": "fp_"}]
     rest = {"preempted": [], "copies": 0, "tokens": [], "reasons": {}, "blocks_free": 9, "finished": [], "waiting": 0}
     for number in range(count):
         chunks = [[f"r{i}", int(dice.integers(2000)), 1, False] for i in range(int(dice.integers(1, 20)))]
         chunks += [["long", int(dice.integers(500)), int(dice.integers(2, 300)), False]] if number % 3 == 0 else []
-        work = work_of([Chunk(Request("r", [1]), c[1], c[2], c[3]) for c in chunks], number % 2)  # type: ignore[arg-type]
+        work = work_of([Chunk(somebody, c[1], c[2], c[3]) for c in chunks], number % 2)  # type: ignore[arg-type]
         began, now = now, now + float(np.array(features(work)) @ LAW)
         between = {"began": began, "scheduled": began, "ended": now - 1e-3}  # the rest passes between two steps
         running = 0 if number % 50 == 49 else 1
@@ -103,7 +103,8 @@ def test_parameter_counts_are_those_of_the_model_cards() -> None:
 
 
 def roofline(**options: object) -> Analytic:
-    latency = Analytic("h100", "llama-3-8b", bandwidth_share=1.0, flops_share=1.0, overhead=0.0, **options)  # type: ignore[arg-type]
+    ideal = {"bandwidth_share": 1.0, "flops_share": 1.0, "overhead": 0.0}
+    latency = Analytic("h100", "llama-3-8b", **(ideal | options))  # type: ignore[arg-type]
     latency.start(16)
     return latency
 
@@ -183,7 +184,7 @@ def test_this_machine_is_measured() -> None:
             "latency.hardware=b900: there is no such description; there are h200, h100, a100 and cpu",
         ),
         ({"model": "gpt-9"}, r"latency.model=gpt-9: neither a description \(llama-3-70b, .*\) nor a folder"),
-        ({"tensor_parallel": 3}, "latency.tensor_parallel must divide the 8 key/value heads of llama-3-8b, got 3"),
+        ({"tensor_parallel": 3}, "latency.tensor_parallel must divide the 8 key/value heads of llama-3-8b: 3"),
         ({"flops_share": 1.5}, "latency.flops_share must be at most 1, got 1.5"),
         ({"bandwidth": 0.0}, "latency.bandwidth must be above 0, got 0.0"),
     ],
@@ -194,7 +195,7 @@ def test_a_wrong_description_is_an_error(options: dict[str, object], message: st
 
 
 def test_without_a_description_the_number_of_blocks_must_be_given() -> None:
-    with pytest.raises(ValueError, match="set blocks.num_blocks"):
+    with pytest.raises(ValueError, match="blocks.num_blocks is null, .* set it to what"):
         simulation(arrival(0.0, 1, 1), blocks=PagedBlocks(16))
     run = simulation(arrival(0.0, 1, 1), blocks=PagedBlocks(16), latency=Analytic(), limits=Limits(max_num_seqs=2))
     assert info_of(run.config).num_blocks == 2 * 131072 // 16  # no more than the seats could ever fill

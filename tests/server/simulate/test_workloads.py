@@ -167,7 +167,7 @@ def test_lines_a_little_out_of_order_are_sorted_and_lines_far_out_of_order_are_n
         return ((arrival(at, 1, 1), f"line {i}") for i, at in enumerate(times, 1))
 
     assert [a.request.arrived for a in in_order(lines(1, 3, 2, 4), window=2)] == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="line 4: arrives 2.000 s before a request more than 2 lines above; sort"):
+    with pytest.raises(ValueError, match="line 4: arrives 2.000 s before one more than 2 lines above; sort"):
         list(in_order(lines(3, 4, 5, 1), window=2))
 
 
