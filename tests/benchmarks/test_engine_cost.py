@@ -4,7 +4,6 @@ by a constant. Run with `make bench`; times are shown, never asserted."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec, Request, Sampling
 from turnout.core.engine import Engine
 from turnout.core.testing import make_engine
-from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
@@ -80,34 +78,3 @@ def test_cost_of_a_step(benchmark: Any, scheduler: FCFS | ChunkedPrefill, num_ru
     outputs = benchmark.pedantic(engine.step, rounds=100, warmup_rounds=10)
     assert len(outputs) == num_running
     benchmark.extra_info["us_per_running_request"] = benchmark.stats["median"] * 1e6 / num_running
-
-
-@pytest.fixture
-def filled() -> Iterator[tuple[PagedBlocks, list[int]]]:
-    blocks = PagedBlocks(16)
-    blocks.start(1_000)
-    dice = random.Random(0)
-    tokens = [dice.randrange(50_000) for _ in range(8_001)]
-    first = Request("first", tokens)
-    blocks.grow(first, len(tokens))
-    first.num_computed = len(tokens)
-    blocks.publish(first)
-    yield blocks, tokens
-
-
-@pytest.mark.benchmark(group="prefix lookup")
-@pytest.mark.parametrize("num_tokens", [100, 1_000, 8_000])
-def test_cost_of_a_prefix_lookup(benchmark: Any, filled: tuple[PagedBlocks, list[int]], num_tokens: int) -> None:
-    blocks, tokens = filled
-    request = Request("second", tokens[: num_tokens + 1])
-    found = benchmark(blocks.cached, request)
-    assert found == num_tokens // 16 * 16
-    benchmark.extra_info["us_per_block"] = benchmark.stats["median"] * 1e6 / (num_tokens // 16)
-
-
-@pytest.mark.benchmark(group="prefix lookup")
-def test_cost_of_plain_dictionary_lookups_for_8000_tokens(benchmark: Any) -> None:
-    """The yardstick: 500 lookups of ready-made keys."""
-    keys = [(i, i.to_bytes(64, "little")) for i in range(500)]
-    table = {key: i for i, key in enumerate(keys)}
-    benchmark(lambda: [table[key] for key in keys])
