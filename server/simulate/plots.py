@@ -36,13 +36,14 @@ def draw(names: Sequence[str], results: Sequence[Values], path: str) -> None:
         panels[0][1].plot(line["time"], [100 * used / blocks for used in line["blocks_used"]], label=name, linewidth=1)
     _name(panels[0][0], "requests waiting", "seconds simulated", "")
     _name(panels[0][1], "blocks in use", "seconds simulated", "%")
-    panels[0][1].set_ylim(0, 105)
+    panels[0][1].set_ylim(bottom=0)
     for panel, measure, title in zip(panels[1] if loads else (), ("ttft", "itl"), ("TTFT", "ITL"), strict=False):
-        for name, points in loads.items():
+        for number, (name, points) in enumerate(loads.items()):
             rates = [result["offered"] for result in points]
             for share, style in (("p50", ":"), ("p99", "-")):
                 values = [result[measure][share] for result in points]
-                panel.plot(rates, values, style, marker="o", markersize=3, label=f"{name} {share}".strip())
+                label = f"{name} {share}".strip()
+                panel.plot(rates, values, style, color=f"C{number % 10}", marker="o", markersize=3, label=label)
         _name(panel, title, "requests per second asked", "seconds")
         panel.set_yscale("log")
     for panel in figure.axes:

@@ -27,7 +27,7 @@ def table(names: Sequence[str], results: Sequence[Values]) -> Table:
         for title, cells in lines:
             made.add_row(title, *cells)
         return made
-    made.add_column("composition", overflow="fold")
+    made.add_column("composition", no_wrap=True)
     lines = [line for line in lines if line[0].startswith(SHORT)]
     for title, _ in lines:
         made.add_column(title, justify="right")
