@@ -165,9 +165,11 @@ class Beams:
         self._drop(group.extended)
         group.extended = [request for place, request in enumerate(done) if place in places]
         self._drop(request for place, request in enumerate(done) if place not in places)
-        for request in reversed(group.next_round(places)):  # each goes to the front of the queue
+        following = group.next_round(places)
+        for request in reversed(following):  # each goes to the front of the queue
             self.engine.add(request)
             self._owners[request.id] = group
+        self.engine.stats.num_running += len(following)  # a search between two rounds is not idle
         return []
 
     def _answers(self, group: Group, output: Output) -> Iterator[Output]:

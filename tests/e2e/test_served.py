@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -72,6 +73,65 @@ def test_every_answer_says_what_produced_it_and_server_info_explains(server: Ser
     assert answer["system_fingerprint"] in json.dumps(info)
     for part in ("torch", "fcfs", "recompute", "paged", "none", "transformers"):
         assert part in json.dumps(info)
+
+
+@pytest.fixture(scope="module")
+def searched(smollm2: str) -> list[str]:
+    """The two best answers of `generate(num_beams=3)`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    ids = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+    settings = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 2}
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **settings)
+    return [tokenizer.decode(row) for row in said[:, ids.shape[1] :]]
+
+
+def test_a_beam_search_finds_what_transformers_does_and_leaves_no_block(server: Served, searched: list[str]) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    extra = {"use_beam_search": True, "best_of": 3, "ignore_eos": True}
+    asked = {"model": "smollm2", "prompt": PROMPTS[0], "max_tokens": 8, "n": 2}
+
+    def search() -> list[str]:
+        answer = client.completions.create(**asked, logprobs=1, extra_body=extra)  # type: ignore[call-overload]
+        totals = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
+        assert totals == sorted(totals, reverse=True)
+        return [choice.text for choice in answer.choices]
+
+    assert search() == searched
+    with ThreadPoolExecutor(4) as pool:
+        together = [pool.submit(search) for _ in range(4)]
+        pool.submit(server.complete, PROMPTS[1])
+    assert [found.result() for found in together] == [searched] * 4
+    chat = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 4, "n": 2}
+    reply = server.http.post("/v1/chat/completions", json=chat | {"use_beam_search": True}).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_a_client_that_leaves_a_beam_search_frees_every_block(server: Served) -> None:
+    fields = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "use_beam_search": True, "n": 4}
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as line:
+        line.sendall(head.encode() + b"\r\n\r\n" + body)
+        while server.metric("vllm:num_requests_running") < 4:
+            time.sleep(0.05)
+    end = time.monotonic() + 20
+    while server.metric("vllm:kv_cache_usage_perc") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert server.metric("vllm:num_requests_running") == server.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_answers_to_one_prompt_compute_it_once(server: Served) -> None:
+    before = server.metric("vllm:prompt_tokens_total")
+    ids = list(range(2000, 2200))
+    answer = server.complete(ids, n=4, max_tokens=3, temperature=1, seed=1)
+    assert len(answer["choices"]) == 4  # type: ignore[arg-type]
+    assert server.metric("vllm:prompt_tokens_total") - before == len(ids)
 
 
 BAD = [

@@ -249,6 +249,15 @@ class TestWhatIsTold:
         told = found(beams, asked)
         assert {output.num_cached for outputs in told.values() for output in outputs} == {2 * SIZE}
 
+    def test_its_beams_run_from_the_first_step_to_the_last(self) -> None:
+        beams = hashing()
+        beams.add(asking(words(9), 4, max_tokens=6))
+        gauges = []
+        while beams.busy:
+            beams.step()
+            gauges.append((beams.stats.num_running, beams.stats.num_waiting))
+        assert gauges == [(4, 0)] * 5 + [(0, 0)]
+
     def test_prompts_and_hits_are_counted_once(self) -> None:
         beams = hashing()
         found(beams, asking(words(9), 4, max_tokens=6))
