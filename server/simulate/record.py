@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -79,10 +80,13 @@ class Record:
         self.ttft.add(ttft)
         if num > 1:
             self.tpot.add(tpot)
-        target = self._target
-        self.num_good += (target.ttft is None or ttft <= target.ttft) and (target.itl is None or tpot <= target.itl)
-        if LABEL in request.labels:
-            self.fairness.finished(request.labels[LABEL], ttft)
+        labels, target = request.labels, self._target
+        meets = ttft <= _wanted(labels, "ttft_target", target.ttft) and tpot <= _wanted(
+            labels, "itl_target", target.itl
+        )
+        self.num_good += meets
+        if LABEL in labels:
+            self.fairness.finished(labels[LABEL], ttft)
 
     def wall(self, began: float, entered: float, left: float, ended: float) -> None:
         """When a step began and ended, and the runner in it, on the wall clock; `entered` 0: nothing was run."""
@@ -155,3 +159,12 @@ class Record:
                 "token_us": round(self.wall_seconds / max(stats.generated_tokens, 1) * 1e6, 3),
             },
         }
+
+
+def _wanted(labels: Mapping[str, str], name: str, otherwise: float | None) -> float:
+    """A request's own target, as the scheduler `deadline` reads it, else everybody's; infinity: any time will do."""
+    if name in labels:
+        with contextlib.suppress(ValueError):
+            if (seconds := float(labels[name])) > 0:
+                return seconds
+    return math.inf if otherwise is None else otherwise

@@ -168,12 +168,13 @@ class Mixed(Synthetic):
     rate: float | None = 10.0
     documents: float = 0.05  # share of the requests
     document: int = 8000  # tokens, mean
+    document_ttft: float = 10.0  # seconds until a document's answer should begin: its label `ttft_target`
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tenants != 1:
             raise ValueError(f"workload.tenants must stay 1 for workload=mixed, which has its own, got {self.tenants}")
-        self._labels = [{"tenant": "chat"}, {"tenant": "documents"}]
+        self._labels = [{"tenant": "chat"}, {"tenant": "documents", "ttft_target": str(self.document_ttft)}]
 
     def draw(self, dice: random.Random, number: int) -> Request:
         kind = int(dice.random() < self.documents)

@@ -16,6 +16,7 @@ from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
 from turnout.server.simulate.arrivals import Arrival, sampling
+from turnout.server.simulate.config import Target
 from turnout.server.simulate.latency import Constant
 from turnout.server.simulate.synthetic import Agents, Mixed, Poisson
 
@@ -74,6 +75,18 @@ def test_a_client_sends_its_next_request_when_the_last_one_has_finished() -> Non
     first = arrival(0.0, 4, 3, "first")._replace(then=lambda now: second if now == 3.0 else None)
     record = simulation(first).run()
     assert (record.num_finished, record.seconds, record.ttft.most) == (2, 8.5, 1.0)
+
+
+def test_goodput_counts_what_meets_both_targets_its_own_before_everybodys() -> None:
+    # one seat, a second a step: tokens at 1, 2, 3; 4, 5; 6
+    first, second, third = arrival(0.0, 4, 3, "a"), arrival(0.0, 4, 2, "b"), arrival(0.0, 4, 1, "c")
+    third.request.labels = {"ttft_target": "6"}
+    options: dict[str, Any] = {"limits": Limits(max_num_seqs=1), "target": Target(ttft=3.5, itl=1.0)}
+    record = simulation(first, second, third, **options).run()
+    assert (record.num_good, record.summary()["goodput"]["share"]) == (2, pytest.approx(2 / 3, abs=1e-6))
+    options["target"] = Target(ttft=None, itl=0.9)
+    first, second = arrival(0.0, 4, 3, "a"), arrival(0.0, 4, 1, "b")
+    assert simulation(first, second, **options).run().num_good == 1  # a single token has no gaps
 
 
 def test_recorded_answers_come_back_as_they_were() -> None:
