@@ -14,7 +14,8 @@ class Fair(Policy):
     """Admits for the tenant that was served least: a virtual token counter each (Sheng et al., "Fairness in Serving Large
     Language Models", OSDI 2024).
 
-    A counter grows by `input_weight` for each prompt token, at admission, and by `output_weight` for each token generated.
+    A counter grows by `input_weight` for each prompt token, at admission, and by `output_weight` for each token generated;
+    further answers to a prompt, and beams, share what the first has paid for.
     A tenant that comes back is lifted to the lowest counter among those that wait: being away saves up nothing. Requests
     without the label are one tenant together. Out of blocks, the tenant served most gives way. Use it where one client's
     burst must not delay the others.
@@ -58,7 +59,7 @@ class Fair(Policy):
             request = queues[tenant].popleft()
             if not draft.admit(request, self.chunk):
                 return
-            if request.scheduled_at is None:
+            if request.scheduled_at is None and request.parent is None:  # else its parent's prompt is its own
                 self._served[tenant] += self.input_weight * request.num_prompt
             if not queues[tenant]:
                 del queues[tenant]

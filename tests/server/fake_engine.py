@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
+from turnout.server.messages import Ask, BeamSearch
 from turnout.server.worker import Tell
 
 BUILDER = "fake_engine:build"
@@ -35,18 +36,24 @@ INFO = EngineInfo(
 
 
 class FakeEngine:
-    """Each step gives every request the next number, from 0 to max_tokens - 1."""
+    """Each step gives every request the next number, from 0 to max_tokens - 1. Answer k of a beam search is them plus k,
+    told in its last step."""
 
     def __init__(self) -> None:
         self.info, self.stats = INFO, Stats()
         self.requests: dict[str, Request] = {}
+        self.answers: dict[str, tuple[str, ...]] = {}  # of beam searches, by their id
         self.closed = False
 
     @property
     def busy(self) -> bool:
         return bool(self.requests)
 
-    def add(self, request: Request) -> None:
+    def add(self, asked: Ask) -> None:
+        request = asked
+        if isinstance(asked, BeamSearch):
+            request, self.answers[asked.id] = asked.request, asked.answers
+        assert isinstance(request, Request)
         if request.labels.get("do") == "refuse":
             raise ValueError("it can never fit: 2000 of 1000 tokens")
         self.requests[request.id] = request
@@ -65,13 +72,24 @@ class FakeEngine:
         self.stats.step_tokens = len(active)
         outputs = [self._next(request) for request in active]
         self.stats.generated_tokens += len(outputs)
-        return outputs
+        return [one for output in outputs for one in self._told(output)]
 
     def answer(self, topic: str, name: str) -> object:
         return {"topic": topic, "name": name, "open": list(self.requests)}
 
     def close(self) -> None:
         self.closed = True
+
+    def _told(self, output: Output) -> list[Output]:
+        if output.request_id not in self.answers:
+            return [output]
+        if output.finish is None:
+            return []
+        num = output.tokens[0] + 1
+        return [
+            output._replace(request_id=name, tokens=tuple(range(place, place + num)))
+            for place, name in enumerate(self.answers.pop(output.request_id))
+        ]
 
     def _next(self, request: Request) -> Output:
         token = request.num_generated

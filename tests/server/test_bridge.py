@@ -14,7 +14,7 @@ import pytest
 from turnout.core.types import Finish, Output, Request, Sampling, Stats
 from turnout.server import bridge
 from turnout.server.bridge import EngineError, EngineProcess
-from turnout.server.messages import Abort, Fatal, Ready, Reply, Report, Stop
+from turnout.server.messages import Abort, BeamSearch, Fatal, Ready, Reply, Report, Stop
 
 STALL = 0.8  # seconds
 
@@ -124,6 +124,46 @@ class TestHealthy:
         with pytest.raises(ValueError, match="2000 of 1000 tokens"):
             run(counted(engine, asking("a", do="refuse")))
         assert run(counted(engine, asking("a"))) == [0, 1, 2], "the id is free again"
+
+    def test_a_beam_search_has_all_its_answers_in_one_stream(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+
+        async def both() -> tuple[list[Output], list[int]]:
+            async def search() -> list[Output]:
+                return [output async for output in engine.generate(BeamSearch(asking("a"), ("a", "b", "c"), 3))]
+
+            return await asyncio.gather(search(), counted(engine, asking("plain", 5)))
+
+        outputs, tokens = run(both())
+        assert [(o.request_id, list(o.tokens)) for o in outputs] == [
+            ("a", [0, 1, 2]),
+            ("b", [1, 2, 3]),
+            ("c", [2, 3, 4]),
+        ]
+        assert tokens == list(range(5)) and not engine.num_open
+
+    def test_leaving_a_beam_search_aborts_it_and_frees_its_ids(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+        before = engine.stats.finished.get("abort", 0)
+
+        async def leave() -> None:
+            search = engine.generate(BeamSearch(asking("a", 900), ("a", "b"), 2))
+            reader = asyncio.create_task(anext(search))  # type: ignore[arg-type]
+            await until(lambda: engine.stats.num_running == 1)
+            for taken in (asking("b"), BeamSearch(asking("c"), ("c", "b"), 2)):
+                with pytest.raises(ValueError, match="'b' is already in use"):
+                    await anext(engine.generate(taken))
+            reader.cancel()
+            await until(lambda: engine.stats.num_running == 0)
+
+        run(leave())
+        assert engine.stats.finished["abort"] == before + 1 and not engine.num_open
+
+    def test_a_refused_beam_search_raises_the_engines_reason(self, running: tuple[EngineProcess, Run[Any]]) -> None:
+        engine, run = running
+        with pytest.raises(ValueError, match="2000 of 1000 tokens"):
+            run(anext(engine.generate(BeamSearch(asking("a", do="refuse"), ("a", "b"), 2))))  # type: ignore[arg-type]
+        assert not engine.num_open
 
     def test_a_request_that_fails_alone_ends_with_its_error(self, running: tuple[EngineProcess, Run[Any]]) -> None:
         engine, run = running

@@ -62,6 +62,14 @@ class TestBound:
         )
         assert max(first_chunks(engine).index(f"b{i}") for i in range(3)) < 10
 
+    def test_a_prompt_that_several_answers_share_is_charged_once(self) -> None:
+        engine, _ = timed_engine(scheduler := Fair(), num_blocks=40)
+        asked = [ask(f"a{i}", 20, 4, first=3, tenant="a") for i in range(4)]
+        for request in asked[1:]:
+            request.parent = "a0"
+        drive(engine, asked)
+        assert scheduler._served["a"] == 20 + 2 * 4 * 4
+
     @pytest.mark.parametrize("preemption", [Recompute("most_blocks"), Swap(20)], ids=["recompute", "swap"])
     def test_what_preemption_costs_is_not_charged_to_its_victim(self, preemption: Recompute | Swap) -> None:
         dice = random.Random(1)
