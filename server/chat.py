@@ -108,7 +108,9 @@ class Answer:
 
     def __init__(self, service: Service, body: ChatRequest, job: Job, head: dict[str, object]) -> None:
         self._service, self._body, self._job, self._head = service, body, job, head
-        self._marks = ChatMarks(service.names, skip_special_tokens=body.skip_special_tokens)
+        self._marks = ChatMarks(
+            service.names, skip_special_tokens=body.skip_special_tokens, as_ids=body.return_tokens_as_token_ids
+        )
         self._chunks = Chunks(head, body, job)
 
     async def whole(self) -> dict[str, object]:

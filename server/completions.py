@@ -90,7 +90,12 @@ class Part:
     """What one choice still owes or has gathered."""
 
     def __init__(self, service: Service, body: CompletionRequest) -> None:
-        self.marks = TextMarks(service.names, body.logprobs or 0, skip_special_tokens=body.skip_special_tokens)
+        self.marks = TextMarks(
+            service.names,
+            body.logprobs or 0,
+            skip_special_tokens=body.skip_special_tokens,
+            as_ids=body.return_tokens_as_token_ids,
+        )
         self.scores: list[Logprobs] = []
         self.echoed, self.introduced = not body.echo, False
         self.text: list[str] = []

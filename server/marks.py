@@ -1,7 +1,8 @@
 """Log-probabilities as clients read them: the chat form, the completions form, and vLLM's form for prompts.
 
 A number that JSON or a client cannot hold, such as minus infinity, is written -9999.0. A token that is no whole text by
-itself is written with its bytes in hexadecimal: `bytes:\\xe6\\x97` in completions, `\\xe6\\x97` in chats.
+itself is written with its bytes in hexadecimal: `bytes:\\xe6\\x97` in completions, `\\xe6\\x97` in chats. With
+`return_tokens_as_token_ids` every token is written `token_id:` and its id, so that no two are written alike.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Names:
 class ChatMarks:
     """Entries of `logprobs.content`. Special tokens have null bytes where the text leaves them out."""
 
-    def __init__(self, names: Names, *, skip_special_tokens: bool) -> None:
-        self._names, self._skip = names, skip_special_tokens
+    def __init__(self, names: Names, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
+        self._names, self._skip, self._as_ids = names, skip_special_tokens, as_ids
 
     def of(self, marks: Iterable[Logprobs]) -> Entry:
         """The `logprobs` object of a choice or chunk."""
@@ -66,14 +67,15 @@ class ChatMarks:
     def _entry(self, token: int, logprob: float) -> Entry:
         hidden = self._skip and self._names.special(token)
         raw = None if hidden else list(self._names.raw(token))
-        return {"token": self._names.of(token)[0], "logprob": finite(logprob), "bytes": raw}
+        name = f"token_id:{token}" if self._as_ids else self._names.of(token)[0]
+        return {"token": name, "logprob": finite(logprob), "bytes": raw}
 
 
 class TextMarks:
     """The four parallel lists of a completion, handed out piece by piece; offsets count from the start of the text."""
 
-    def __init__(self, names: Names, num_top: int, *, skip_special_tokens: bool) -> None:
-        self._names, self._num_top, self._skip = names, num_top, skip_special_tokens
+    def __init__(self, names: Names, num_top: int, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
+        self._names, self._num_top, self._skip, self._as_ids = names, num_top, skip_special_tokens, as_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters of the text before the next token
 
@@ -121,6 +123,8 @@ class TextMarks:
             self._offset += len(self._decoder.decode(self._names.raw(token)))
 
     def _name(self, token: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token}"
         name, raw = self._names.of(token)
         return name if raw is None else f"bytes:{name}"
 

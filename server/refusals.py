@@ -24,7 +24,6 @@ COMMON = {
     "kv_transfer_params": "leave it out",
     "prompt_embeds": "send text or token ids",
     "truncate_prompt_tokens": "shorten the prompt before sending it; POST /tokenize counts its tokens",
-    "return_tokens_as_token_ids": "use return_token_ids",
 }
 COMPLETION = {"suffix": "leave it out; a model made for filling gaps takes its own markers in the prompt"}
 CHAT = {

@@ -25,6 +25,7 @@ MAX_BEST_OF = 20
 log = logging.getLogger("turnout.server")
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+Name = Annotated[str, Field(max_length=64)]
 
 
 class Wire(BaseModel):
@@ -85,11 +86,13 @@ class Generation(Wire):
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(None, max_length=1024)
     request_id: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = Field(None, max_length=1024)
     service_tier: str | None = Field(None, max_length=64)
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = {}
 
     @classmethod
     def refuse(cls, given: dict[str, object]) -> None:

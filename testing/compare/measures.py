@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 BUCKETS = (0, 64, 256, 1024, 4096, 16384)  # lower ends of context lengths, in tokens
 TINY = 1e-12  # a probability below it is rounding
+REST = 1e-6  # what the listed tokens leave of 1 is as inexact as float32 makes their sum
 
 
 class Mark(NamedTuple):
@@ -42,32 +43,29 @@ class Difference(NamedTuple):
 
 
 def difference(a: Mark, b: Mark) -> Difference:
-    """Raises ValueError when the two are not about the same token, or a side lists none."""
+    """Raises ValueError when the two are not about the same token, or a side lists none or says what is no number."""
     if a.token != b.token:
         raise ValueError(f"the sides scored different tokens, {a.token!r} and {b.token!r}: their tokenizers differ")
     if not a.top or not b.top:
         raise ValueError("a side lists no likeliest tokens: the comparison needs at least one")
     mine, theirs = dict(a.top), dict(b.top)
+    if any(math.isnan(value) for value in (a.logprob, b.logprob, *mine.values(), *theirs.values())):
+        raise ValueError(f"a log-probability of token {a.token!r} is not a number")
     best, other = a.top[0][0], b.top[0][0]
     flip = best != other
     margin = a.top[0][1] - mine.get(other, a.top[-1][1]) if flip else 0.0
-    return Difference(
-        flip, margin, _kl(mine, theirs), abs(a.logprob - b.logprob), len(mine.keys() & theirs) / len(mine)
-    )
+    gap = 0.0 if a.logprob == b.logprob else abs(a.logprob - b.logprob)  # both may be minus infinity
+    return Difference(flip, margin, _kl(mine, theirs), gap, len(mine.keys() & theirs) / len(mine))
 
 
 def _kl(mine: dict[int | str, float], theirs: dict[int | str, float]) -> float:
     common = mine.keys() & theirs
     p = [math.exp(mine[token]) for token in common]
     q = [math.exp(theirs[token]) for token in common]
-    p.append(max(1.0 - sum(p), 0.0))
-    q.append(max(1.0 - sum(q), 0.0))
+    p.append(max(1.0 - sum(p), REST))  # raising both to a floor never makes the divergence larger
+    q.append(max(1.0 - sum(q), REST))
     # p log(p/q) - p + q is never negative, so rounding can't make the sum so
-    return sum(
-        x * math.log(x / max(y, TINY)) - x + y if x > TINY else y
-        for x, y in zip(p, q, strict=True)
-        if y > 0 or x > TINY
-    )
+    return sum(x * math.log(x / max(y, TINY)) - x + y if x > TINY else y for x, y in zip(p, q, strict=True))
 
 
 @dataclass(frozen=True)
@@ -98,14 +96,19 @@ class Table:
         """The rows for which the mask holds."""
         return Table(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
 
-    def buckets(self, edges: Sequence[int] = BUCKETS) -> dict[str, Table]:
-        """By context length: only buckets that hold rows, named like "64-255"."""
-        found = {}
-        for low, high in zip(edges, (*edges[1:], None), strict=True):
-            part = self.where((self.context >= low) & (self.context < (high or np.inf)))
-            if len(part):
-                found[f"{low}-{high - 1}" if high else f"{low}+"] = part
-        return found
+    def buckets(self, edges: Sequence[int] = BUCKETS, least: int = 1) -> dict[str, Table]:
+        """By context length: only buckets that hold rows, named like "64-255". The longest are joined with those before
+        them until `least` prompts reach them: few say nothing, and a long prompt has short contexts too."""
+        ends = zip(edges, (*edges[1:], None), strict=True)
+        parts = [(low, high, self._between(low, high)) for low, high in ends]
+        parts = [part for part in parts if len(part[2])]
+        while len(parts) > 1 and len(np.unique(parts[-1][2].cluster)) < least:
+            (low, _, _), (_, high, _) = parts[-2:]
+            parts[-2:] = [(low, high, self._between(low, high))]
+        return {f"{low}-{high - 1}" if high else f"{low}+": part for low, high, part in parts}
+
+    def _between(self, low: int, high: int | None) -> Table:
+        return self.where((self.context >= low) & (self.context < (high or np.inf)))
 
     def per_cluster(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean of `values` in each cluster that has rows, ascending."""

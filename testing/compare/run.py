@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from turnout.core.types import Sampling
 from turnout.testing.compare.measures import Difference, Mark, Table, difference
 from turnout.testing.compare.sides import Item, Scored, Side, SideError, Written
-from turnout.testing.compare.verdict import Finding, Judging, Verdict, judge
+from turnout.testing.compare.verdict import MIN_PROMPTS, Finding, Judging, Verdict, judge
 
 EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> what matters, by measure
-    "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.05, "sampled": 0.2},
-    "float16": {"kl": 1e-4, "flips": 5e-3, "greedy": 0.1, "sampled": 0.2},
+    "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.2, "sampled": 0.2},
+    "float16": {"kl": 1e-4, "flips": 5e-3, "greedy": 0.2, "sampled": 0.2},
     "bfloat16": {"kl": 2e-3, "flips": 1e-2, "greedy": 0.2, "sampled": 0.2},
 }
 Decode = Callable[[Sequence[int]], str]
+Tell = Callable[[str, float], None]  # (what is being done, share done)
 NEAR_TIES = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats, likewise
 
 
@@ -88,6 +89,7 @@ class Comparison:
     near_tie: float
     effects: Mapping[str, float]
     answers: Mapping[str, tuple[bool, bool]]  # item -> (A right, B right), where there is something to check
+    lengths: tuple[int, ...]  # tokens of each item's prompt; a row's cluster is the place in it
 
 
 def prepare(a: Side, items: Sequence[Item], settings: Settings) -> list[Item]:
@@ -116,7 +118,12 @@ def observe(side: Side, items: Sequence[Item], settings: Settings, draws: str, *
 
 
 def compare(
-    a: Side, others: Sequence[Side], items: Sequence[Item], settings: Settings, decode: Decode | None = None
+    a: Side,
+    others: Sequence[Side],
+    items: Sequence[Item],
+    settings: Settings,
+    decode: Decode | None = None,
+    tell: Tell = lambda stage, share: None,
 ) -> list[Comparison]:
     """Judge each of `others` against `a`. `decode` turns tokens to text, to check answers; None: they are not checked.
 
@@ -124,10 +131,16 @@ def compare(
     """
     if not items:
         raise ValueError("there is nothing to compare on: the workload has no prompts")
+    work = 3 + len(others)
+    tell(f"{a.name} writes what all are made to say", 0.0)
     items = prepare(a, items, settings)
-    first, again = observe(a, items, settings, a.draws), observe(a, items, settings, a.draws, repeat=1)
+    tell(f"{a.name} answers", 1 / work)
+    first = observe(a, items, settings, a.draws)
+    tell(f"{a.name} answers again, for its own noise", 2 / work)
+    again = observe(a, items, settings, a.draws, repeat=1)
     found = []
-    for b in others:
+    for number, b in enumerate(others):
+        tell(f"{b.name} answers", (3 + number) / work)
         other = observe(b, items, settings, a.draws, repeat=2)
         answers = (
             {i.id: (_right(i, first, decode), _right(i, other, decode)) for i in items if i.answer} if decode else {}
@@ -158,7 +171,20 @@ def _compared(
         counted = [_counts(found, near_tie, part) for found in (parted, own)]
         excess[name, "all"] = counted[0] - counted[1] - allowed
     verdict, findings = judge(excess, effects, settings.judging)
-    return Comparison(a.name, b.name, verdict, findings, table, noise, parted, own, near_tie, effects, answers)
+    return Comparison(
+        a.name,
+        b.name,
+        verdict,
+        findings,
+        table,
+        noise,
+        parted,
+        own,
+        near_tie,
+        effects,
+        answers,
+        tuple(len(item.prompt) for item in items),
+    )
 
 
 def _table(items: Sequence[Item], a: Observed, b: Observed) -> Table:
@@ -172,7 +198,10 @@ def _table(items: Sequence[Item], a: Observed, b: Observed) -> Table:
                 (start, True, a.warm[item.id].decode, b.warm[item.id].decode),
             ):
                 pairs = zip(_same_length(item, mine, theirs), theirs, strict=True)
-                found += [(number, context + i, decoded, difference(x, y)) for i, (x, y) in enumerate(pairs)]
+                try:
+                    found += [(number, context + i, decoded, difference(x, y)) for i, (x, y) in enumerate(pairs)]
+                except ValueError as error:
+                    raise SideError(f"{item.id}: {error}") from error
         return found
 
     return Table.of(rows())
@@ -202,8 +231,8 @@ def _divergences(items: Sequence[Item], a: Observed, b: Observed) -> list[Diverg
 def _excess(table: Table, noise: Table, near_tie: float) -> dict[tuple[str, str], NDArray[np.float64]]:
     """(measure, bucket) -> per prompt, B's mean difference less A's own."""
     found = {}
-    floors = noise.buckets()
-    for name, part in table.buckets().items():
+    floors = noise.buckets(least=MIN_PROMPTS)
+    for name, part in table.buckets(least=MIN_PROMPTS).items():
         for measure, of in (("kl", _kl), ("flips", lambda t: _real(t, near_tie))):
             found[measure, name] = part.per_cluster(of(part)) - floors[name].per_cluster(of(floors[name]))
     return found

@@ -7,7 +7,7 @@ interval from Student's t on the logarithms: the spread between rounds is the no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,10 +66,18 @@ def _ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
 
 
-def race(a: Side, others: Sequence[Side], items: Sequence[Item], max_tokens: int, rounds: int) -> list[Race]:
+def race(
+    a: Side,
+    others: Sequence[Side],
+    items: Sequence[Item],
+    max_tokens: int,
+    rounds: int,
+    tell: Callable[[str, float], None] = lambda stage, share: None,
+) -> list[Race]:
     """Time A and each of `others` in turns, after one round to warm up. `rounds` 0: nothing is timed."""
     races = [Race(a.name, b.name) for b in others]
     for number in range(rounds + 1 if rounds else 0):
+        tell(f"race, round {number} of {rounds}" if number else "race, warming up", number / (rounds + 1))
         for b, found in zip(others, races, strict=True):
             first, second = (a, b) if number % 2 else (b, a)
             one, two = first.race(items, max_tokens), second.race(items, max_tokens)

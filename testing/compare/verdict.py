@@ -6,7 +6,8 @@ matters and n prompts:
 
     different    the lower confidence bound of the mean excess is above d (Student's t), or more prompts than chance
                  explains are above d (exact sign test); error rate alpha shared among all tests made (Bonferroni)
-    equivalent   the upper confidence bound is below d in every one (two one-sided tests, Schuirmann 1987)
+    equivalent   the upper confidence bound is below d in every one (two one-sided tests, Schuirmann 1987); of n writings
+                 of which none parts, it is 1 - alpha^(1/n), not 0: they have no spread to judge by
     otherwise    not enough data; how many prompts would do is computed for the stated power
 
 One measure that is different makes the verdict different.
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_PROMPTS = 5  # fewer say nothing about spread
+SHARES = frozenset({"greedy", "sampled"})  # measures that are 0 or 1 in each prompt
 
 
 class Verdict(Enum):
@@ -86,6 +88,8 @@ def _finding(
     error = spread / math.sqrt(num)
     low = mean - float(stats.t.ppf(1 - alpha, num - 1)) * error
     high = mean + float(stats.t.ppf(1 - judging.alpha, num - 1)) * error
+    if key[0] in SHARES:
+        high = max(high, 1 - judging.alpha ** (1 / num))
     above = int((values > effect).sum())
     by_sign = float(stats.binom.sf(above - 1, num, 0.5))
     if num >= MIN_PROMPTS and (low > effect or by_sign < alpha):
@@ -95,4 +99,6 @@ def _finding(
     reach = float(stats.norm.ppf(1 - alpha) + stats.norm.ppf(judging.power))
     distance = max(abs(mean - effect), 0.1 * effect, 1e-300)
     needed = max(MIN_PROMPTS, num + 1, math.ceil((reach * spread / distance) ** 2))
+    if key[0] in SHARES and effect < 1:
+        needed = max(needed, math.floor(math.log(judging.alpha) / math.log1p(-effect)) + 1)
     return Finding(*key, num, mean, low, high, effect, Verdict.NOT_ENOUGH_DATA, needed)

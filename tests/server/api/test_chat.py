@@ -174,6 +174,10 @@ class TestLogprobs:
         (choice,) = api.chat(max_tokens=1, logprobs=True, top_logprobs=20).good["choices"]
         assert choice["logprobs"]["content"][0]["top_logprobs"][-1]["logprob"] == -9999.0
 
+    def test_tokens_can_be_named_by_their_ids(self, api: Api, engine: ScriptedEngine) -> None:
+        (choice,) = api.chat(max_tokens=1, logprobs=True, return_tokens_as_token_ids=True).good["choices"]
+        assert choice["logprobs"]["content"][0]["token"] == f"token_id:{engine.story[0]}"
+
     def test_prompt_logprobs_and_ids_come_beside_the_choices(self, api: Api, engine: ScriptedEngine) -> None:
         reply = api.chat(max_tokens=2, n=2, prompt_logprobs=1, return_token_ids=True).good
         ids = engine.requests[0].tokens[: engine.requests[0].num_prompt]

@@ -232,6 +232,16 @@ class TestLogprobs:
                 assert entry[str(token)] == {"logprob": -1.0, "rank": 2, "decoded_token": text.decode([token])}
                 assert len(entry) == 3
 
+    def test_tokens_can_be_named_by_their_ids(self, api: Api, engine: ScriptedEngine, text: Text) -> None:
+        fields = {"logprobs": 2, "echo": True, "max_tokens": 2, "return_tokens_as_token_ids": True}
+        (choice,) = api.complete(SEA, **fields).good["choices"]
+        marks = choice["logprobs"]
+        ids = text.encode(SEA) + engine.story[:2]
+        assert marks["tokens"] == [f"token_id:{token}" for token in ids]
+        assert all(f"token_id:{token}" in top for token, top in zip(ids[1:], marks["top_logprobs"][1:], strict=True))
+        plain = api.complete(SEA, **fields | {"return_tokens_as_token_ids": False}).good["choices"][0]
+        assert plain["text"] == choice["text"] and plain["logprobs"]["text_offset"] == marks["text_offset"]
+
     def test_token_ids_come_when_asked_for(self, api: Api, engine: ScriptedEngine, text: Text) -> None:
         (choice,) = api.complete(SEA, max_tokens=3, return_token_ids=True).good["choices"]
         assert choice["token_ids"] == engine.story[:3] and choice["prompt_token_ids"] == text.encode(SEA)

@@ -57,6 +57,16 @@ def test_marks_of_different_tokens_are_refused() -> None:
         difference(mark({0: 0.5, 1: 0.5}, 0), mark({0: 0.5, 1: 0.5}, 1))
 
 
+SAME = Difference(False, 0.0, 0.0, 0.0, 1.0)
+
+
+def test_what_is_no_number_is_refused_and_two_impossible_tokens_are_alike() -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        difference(mark({0: 0.5, 1: 0.5}), Mark(0, math.nan, ((0, math.nan),)))
+    never = Mark(3, -math.inf, ((0, 0.0),))
+    assert difference(never, never).gap == 0.0
+
+
 def table() -> Table:
     rows = [
         (0, 10, False, Difference(False, 0.0, 0.1, 0.0, 1.0)),
@@ -70,6 +80,13 @@ def table() -> Table:
 def test_buckets_are_by_context_length_and_hold_every_row_once() -> None:
     parts = table().buckets()
     assert {name: len(part) for name, part in parts.items()} == {"0-63": 2, "64-255": 1, "16384+": 1}
+
+
+def test_buckets_that_few_prompts_reach_are_joined_with_those_before_them() -> None:
+    assert {name: len(part) for name, part in table().buckets(least=2).items()} == {"0+": 4}
+    assert list(Table.of(list(zip([0, 1, 0], [3, 3, 70], [True] * 3, [SAME] * 3, strict=True))).buckets(least=2)) == [
+        "0-255"
+    ]
 
 
 def test_a_summary_tells_near_ties_from_real_flips() -> None:

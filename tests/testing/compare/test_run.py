@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture(scope="module")
 def items() -> list[Item]:
     dice = random.Random(0)
-    lengths = [dice.randrange(4, 60) for _ in range(12)] + [dice.randrange(FAR + 10, 120) for _ in range(8)]
+    lengths = [dice.randrange(4, 60) for _ in range(14)] + [dice.randrange(FAR + 20, 120) for _ in range(10)]
     return [Item(str(i), tuple(dice.randrange(5, 120) for _ in range(n))) for i, n in enumerate(lengths)]
 
 

@@ -52,6 +52,13 @@ def test_too_few_prompts_are_never_a_verdict(num: int) -> None:
     assert judge({}, EFFECTS, Judging())[0] is Verdict.NOT_ENOUGH_DATA
 
 
+@pytest.mark.parametrize(("num", "expected"), [(20, Verdict.NOT_ENOUGH_DATA), (21, Verdict.EQUIVALENT)])
+def test_that_none_of_a_few_writings_parts_is_no_proof_that_few_do(num: int, expected: Verdict) -> None:
+    """With 20 of 100 parting, 21 prompts show none of them once in a hundred times."""
+    result, [finding] = judge({("greedy", "all"): np.zeros(num)}, {"greedy": 0.2}, Judging())
+    assert result is expected and finding.needed == (21 if expected is Verdict.NOT_ENOUGH_DATA else None)
+
+
 def test_one_different_measure_among_equivalent_ones_decides() -> None:
     dice = np.random.default_rng(2)
     excess = {("kl", str(i)): dice.normal(0.0, 1e-5, 20) for i in range(5)} | {("kl", "far"): np.full(20, 0.1)}
