@@ -26,6 +26,9 @@ class Batch(NamedTuple):
     back: Mapping[int, int]
 
 
+NOTHING = Batch({}, {}, {})
+
+
 class Moves:
     """Collects moves, drops those whose target is given back in time, and remembers the ones on their way."""
 
@@ -33,7 +36,7 @@ class Moves:
         self._out: dict[int, int] = {}  # host block -> cache block
         self._copies: dict[int, int] = {}  # cache block -> cache block
         self._back: dict[int, int] = {}  # cache block -> host block
-        self._flying: Batch | None = None
+        self._flying = NOTHING
 
     @property
     def pending(self) -> bool:
@@ -70,7 +73,7 @@ class Moves:
         self._out, self._copies, self._back = {}, {}, {}
         return moves
 
-    def settle(self) -> Batch | None:
+    def settle(self) -> Batch:
         """The moves that were on their way; they are no longer."""
-        batch, self._flying = self._flying, None
+        batch, self._flying = self._flying, NOTHING
         return batch

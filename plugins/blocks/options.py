@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from turnout.core import BlockStats
 from turnout.plugins.blocks.eviction import POLICIES
@@ -43,6 +44,7 @@ class Options:
         self.stats = BlockStats()
 
 
+@lru_cache(256)  # so that a label that makes no sense is logged once
 def pin_seconds(label: str) -> float | None:
     """What a label `pin` asks for: seconds after the last use; 0: no pin. None, and a warning, when it makes no sense."""
     if label in ("true", "1"):

@@ -97,7 +97,7 @@ class SharedBlocks(Options, Finder):
         if "pin" in request.labels:
             self._pin(request)
         if self._idle.ranked and request.furthest >= request.num_computed:  # else it never ran: it gets them again
-            self._idle.used(blocks, request.priority)
+            self._idle.used([block for block in blocks if self._numbers[block]], request.priority)
         left: list[int] = []
         for block in reversed(blocks):
             refs[block] -= 1
@@ -126,22 +126,17 @@ class SharedBlocks(Options, Finder):
         return self._moves.take()
 
     def settle(self, happened: bool) -> None:
-        batch = self._moves.settle()
-        if batch is None:
-            return
+        out, copies, back = self._moves.settle()
         if happened:
-            self.stats.copied += len(batch.copies)
-            self.stats.tier_out += len(batch.out)
-            self.stats.tier_in += len(batch.back)
+            self.stats.copied += len(copies)
+            self.stats.tier_out += len(out)
+            self.stats.tier_in += len(back)
         else:
-            for block in batch.back:
+            for block in back:
                 if self._numbers[block]:
                     self._forget(block)
         if self._tier is not None:
-            if not happened:
-                for slot in batch.out:
-                    self._tier.forget(slot)
-            self._tier.unlock()
+            self._tier.settle(() if happened else out)
 
     def _look(self, request: Request) -> Found:
         """The cached blocks of the longest prefix that leaves a token to compute, if those in host memory have room."""

@@ -8,6 +8,7 @@ costs no copy; the least recently used slot goes first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 Key = tuple[int | str | None, bytes]  # number of the block before it, or the salt; its tokens
@@ -71,8 +72,10 @@ class HostTier:
         del self._entries[self._keys.pop(slot)]
         self._free.append(slot)
 
-    def unlock(self) -> None:
-        """The step's moves have settled."""
+    def settle(self, lost: Iterable[int]) -> None:
+        """The step is over; nothing was written to the slots that are `lost`."""
+        for slot in lost:
+            self.forget(slot)
         self._locked.clear()
 
     def _dead(self, entry: Entry) -> bool:

@@ -59,6 +59,18 @@ def test_a_waiting_request_that_looks_again_and_again_is_no_use(manager: type) -
     assert found(drv, range(1, 3)) == [2]
 
 
+@managers
+def test_uses_of_a_block_whose_contents_were_never_found_do_not_count(manager: type) -> None:
+    drv = driver(manager, 3, eviction="lfu")
+    for _ in range(5):
+        serve(drv, [7])  # always in the same block, never full
+    serve(drv, prompt(1))  # now it is
+    serve(drv, prompt(2))
+    serve(drv, [*prompt(2), 0])
+    hog(drv, 2)
+    assert found(drv, range(1, 3)) == [2]
+
+
 class TestPins:
     """A label `pin` keeps the full blocks of a prompt from giving way, while others can."""
 

@@ -109,6 +109,18 @@ def test_what_is_read_in_this_step_is_not_overwritten_in_it(manager: type) -> No
 
 
 @managers
+def test_what_was_not_brought_back_after_all_may_be_overwritten_in_the_next_step(manager: type) -> None:
+    drv = on_host(manager, host_blocks=3)  # full
+    late = Request("late", [*LONG, 7])
+    drv.manager.attach(late)
+    drv.manager.release(late)
+    drv.compute()
+    serve(drv, prompt(5, 3))
+    hog(drv, 4)
+    assert counts(drv) == (6, 0)
+
+
+@managers
 def test_the_least_recently_used_host_block_makes_room(manager: type) -> None:
     drv = on_host(manager, host_blocks=3)
     serve(drv, [*prompt(1), 7])  # the head of the prompt comes back, and stays on the host too
