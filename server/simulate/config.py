@@ -22,6 +22,7 @@ WORKLOADS = {
     "shared_prefix": synthetic.SharedPrefix,
     "long_documents": synthetic.LongDocuments,
     "mixed": synthetic.Mixed,
+    "interference": synthetic.Interference,
     "trace": Trace,
 }
 LATENCIES = {"analytic": Analytic, "fitted": Fitted, "constant": Constant}

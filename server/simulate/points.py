@@ -1,4 +1,4 @@
-"""The command line of `turnout simulate` as the compositions to compare. It composes nothing.
+"""The command line of `turnout simulate`, `bench` and `tune` as the compositions to compare. It composes nothing.
 
 scheduler=fcfs,fair workload=a.csv   ─▶   [scheduler=fcfs workload=trace workload.path='a.csv']
                                           [scheduler=fair workload=trace workload.path='a.csv']
@@ -13,12 +13,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from turnout.core.plugins import Plugins
+from turnout.core.plugins import SLOTS, Plugins
 from turnout.server.overrides import Usage, quoted
-from turnout.server.simulate.config import LATENCIES, SLOTS, WORKLOADS
+from turnout.server.simulate.config import LATENCIES, WORKLOADS
 from turnout.server.simulate.trace import Trace
 
-FILES = ("out", "plot", "latency.log", "latency.model", "workload.path")  # quoted for Hydra where needed
+FILES = ("out", "markdown", "plot", "latency.log", "latency.model", "workload.path")  # quoted for Hydra where needed
 MOST = 1000  # compositions
 
 

@@ -184,6 +184,51 @@ class Mixed(Synthetic):
 
 
 @dataclass
+class Interference(Synthetic):
+    """Clients whose answers are long, and a long prompt every now and then: tenants `streams` and `documents`.
+
+    Each client asks again when it is answered; a document comes every `every` seconds until `num_requests` were asked.
+    What the documents do to the streams' ITL is the question.
+    """
+
+    num_requests: int = 100  # of the streams
+    output: int = 200
+    streams: int = 4  # clients
+    document: int = 4000  # tokens, each of them
+    every: float = 5.0  # seconds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, neutral in (("rate", None), ("tenants", 1)):
+            if getattr(self, name) != neutral:
+                raise ValueError(
+                    f"workload.{name} does not go with workload=interference, whose load is workload.streams clients and a "
+                    f"document every workload.every seconds"
+                )
+
+    def arrivals(self, factor: float, seats: int) -> Iterator[Arrival]:
+        """`factor` brings documents so many times as often."""
+        dice, asked = random.Random(self.seed), 0
+
+        def ask(now: float) -> Arrival | None:
+            nonlocal asked
+            if asked == self.num_requests:
+                return None
+            asked += 1
+            tokens, num_output = self.shape(dice, asked)
+            labels = {"tenant": "streams"}
+            return Arrival(Request(f"r{asked}", tokens, sampling(num_output), now, labels=labels), None, ask)
+
+        yield from filter(None, (ask(0.0) for _ in range(self.streams)))
+        number = 0
+        while asked < self.num_requests:
+            number += 1
+            tokens, labels = prompt(self.num_requests + number, self.document), {"tenant": "documents"}
+            at = number * self.every / factor
+            yield Arrival(Request(f"d{number}", tokens, sampling(8), at, priority=1, labels=labels))
+
+
+@dataclass
 class Agents(Synthetic):
     """Agents that call tools: each turn's prompt is all that was said before, its answer and a tool's result.
 
