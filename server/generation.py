@@ -58,7 +58,8 @@ class Job:
     def _made(self, name: str, first: int, prompt: Prompt, sampling: Sampling) -> list[Choice]:
         """The choices of one prompt, numbered from `first`."""
         body = self._body
-        labels = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
+        own = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
+        labels = body.metadata | {name: value for name, value in own.items() if value is not None}
         requests = several(
             name,
             prompt.ids,
@@ -67,7 +68,7 @@ class Job:
             first=first,
             ranked=self._size > body.n,
             priority=body.priority,
-            labels={name: value for name, value in labels.items() if value is not None},
+            labels=labels,
             salt=body.cache_salt,
         )
         text = self._service.text

@@ -94,6 +94,13 @@ class TestRequestIds:
         assert api.chat(request_id="abc").good["id"] == "chatcmpl-abc"
         assert api.complete(request_id="abc", stream=True).chunks[0]["id"] == "cmpl-abc"
 
+    @pytest.mark.parametrize("path", BOTH)
+    def test_metadata_are_labels_for_the_scheduler_and_the_fields_of_that_name_win(
+        self, api: Api, engine: ScriptedEngine, path: str
+    ) -> None:
+        api.ask(path, max_tokens=1, user="me", metadata={"tenant": "x", "ttft_target": "0.5", "user": "another"})
+        assert engine.requests[0].labels.items() >= {"tenant": "x", "ttft_target": "0.5", "user": "me"}.items()
+
     @pytest.mark.parametrize("odd", [b"two words", b"x" * 300, b"", "ü".encode()], ids=repr)
     def test_an_id_that_does_not_fit_into_a_log_line_is_replaced(self, api: Api, odd: bytes) -> None:
         got = api.get("/health", headers={b"X-Request-Id": odd}).headers["x-request-id"]
