@@ -45,6 +45,7 @@ class Swapper:
         stats = self._stats
         wanted = mode or self.policy.mode(request, draft)
         request.num_preemptions += 1
+        request.room = 0
         if wanted is PreemptMode.SWAP and len(self._free) < len(request.blocks):
             stats.swap_fallbacks += 1
             wanted = PreemptMode.RECOMPUTE

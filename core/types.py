@@ -115,6 +115,7 @@ class Request:
     blocks: array[int] = field(default_factory=lambda: array("i"))  # block ids, written by the block manager
     host_blocks: list[int] = field(default_factory=list)  # where its blocks lie in host memory while swapped out
     num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
+    room: int = 0  # tokens its own blocks are known to hold; below it the draft need not ask for room again
     furthest: int = 0  # the most `num_computed` ever was; a scheduler must let somebody pass it now and then
     num_scored: int = 0  # prompt tokens whose log-probability was delivered
     num_preemptions: int = 0

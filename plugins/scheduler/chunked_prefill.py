@@ -42,13 +42,12 @@ class ChunkedPrefill:
             raise ValueError(f"scheduler.target_itl must be more than 0 seconds, got {self.target_itl}")
 
     def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        streams, take = deque(r for r in running if len(r.tokens) - r.num_computed == 1), draft.take
+        streams = deque([r for r in running if len(r.tokens) - r.num_computed == 1])
         prompts = [] if len(streams) == len(running) else [r for r in running if len(r.tokens) - r.num_computed != 1]
-        while streams:
-            if not take(request := streams.popleft()):
-                if draft.full:
-                    return
-                draft.insist(request, prompts, streams)  # prompts under way give way before streams do
+        while (stuck := draft.take_all(streams)) is not None:
+            if draft.full:
+                return
+            draft.insist(stuck, prompts, streams)  # prompts under way give way before streams do
         left = self.max_prefill_tokens
         num_long = sum(map(self._long, prompts))
         while prompts and (limit := self._limit(prompts[0], left, draft)):

@@ -38,11 +38,10 @@ class Deadline:
         streams = deque(r for r in running if r.num_pending == 1)
         prompts = deque(sorted((r for r in running if r.num_pending != 1), key=lambda r: self.slack(r, draft)))
         pace = min((self._target(request, "itl_target", draft) for request in streams), default=math.inf)
-        while streams:
-            if not draft.take(request := streams.popleft()):
-                if draft.full:
-                    return
-                draft.insist(request, prompts, streams, victim=self._victim)
+        while (stuck := draft.take_all(streams)) is not None:
+            if draft.full:
+                return
+            draft.insist(stuck, prompts, streams, victim=self._victim)
         coming: deque[Request] = deque()
         if draft.seats_left > 0 and not draft.preempted:
             coming.extend(sorted(waiting, key=lambda r: self.slack(r, draft)))

@@ -18,12 +18,11 @@ class FCFS:
     """
 
     def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        queue, take = deque(running), draft.take
-        while queue:
-            if not take(request := queue.popleft()):
-                if draft.full:
-                    return
-                draft.insist(request, queue)
+        queue = deque(running)
+        while (stuck := draft.take_all(queue)) is not None:
+            if draft.full:
+                return
+            draft.insist(stuck, queue)
         for request in waiting:
             if not draft.admit(request):
                 return
