@@ -17,6 +17,8 @@ from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling, St
 from turnout.server.beam_rule import Search, Tops
 from turnout.server.messages import Ask, BeamSearch
 
+OF_THE_PROMPT = {"pin"}  # labels that speak of a request's prompt: a beam's is not what the client sent
+
 
 class Group:
     """A search on its way through the engine."""
@@ -30,6 +32,7 @@ class Group:
 
     def next_round(self, places: Sequence[int]) -> list[Request]:
         """Requests for the beams that live on, each a child of the one at its place."""
+        labels = {name: value for name, value in self.root.labels.items() if name not in OF_THE_PROMPT}
         root, parents, size = self.root, self.requests, len(self.root.tokens) - 1  # the root's own token never counts
         length = len(parents[0].tokens) - size
         going_on = length + 1 < self.asked.request.sampling.max_tokens
@@ -40,7 +43,7 @@ class Group:
                 Sampling(temperature=0.0, max_tokens=1, logprobs=self.search.num_tops),
                 arrived=root.arrived,
                 priority=root.priority,
-                labels=root.labels,
+                labels=labels,
                 salt=root.salt,
                 parent=parents[place].id,
                 keep=going_on,

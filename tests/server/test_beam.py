@@ -264,6 +264,26 @@ class TestWhatIsTold:
         assert (beams.stats.prompt_tokens, beams.stats.cached_tokens) == (9, 0)
 
 
+class TestWhatPoliciesSee:
+    def test_every_beam_has_what_its_search_was_asked_with(self) -> None:
+        asked = asking(words(9), 2, max_tokens=4)
+        request = asked.request
+        request.priority, request.salt, request.arrived = 3, "s", 5.0
+        request.labels = {"user": "u", "pin": "true"}
+        beams = hashing()
+        beams.add(asked)
+        seen: dict[str, Request] = {}
+        while beams.busy:
+            seen |= {one.id: one for one in (*beams.engine.waiting, *beams.engine.running)}
+            beams.step()
+        assert list(seen) == ["abc", "abc/1.0", "abc/1.1", "abc/2.0", "abc/2.1", "abc/3.0", "abc/3.1"]
+        assert {(one.priority, one.salt, one.arrived, one.labels["user"]) for one in seen.values()} == {
+            (3, "s", 5.0, "u")
+        }
+        assert [name for name, one in seen.items() if "pin" in one.labels] == ["abc"], "its prompt is pinned, no beam"
+        assert all(one.parent in seen for name, one in seen.items() if name != "abc")
+
+
 class TestTheEnd:
     @pytest.mark.parametrize("num_blocks", [9, 64])
     def test_aborting_after_any_step_leaves_nothing(self, num_blocks: int) -> None:
