@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,3 +149,68 @@ def test_chunks_are_what_was_taken() -> None:
         return before, [(chunk.request.id, chunk.num_tokens, chunk.samples) for chunk in draft.chunks]
 
     assert once(engine, scheduler, script) == ([], [("a", 1, True), ("b", 4, False)])
+
+
+class OneByOne:
+    """First come, first served, each stream taken by a call of its own."""
+
+    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        queue = deque(running)
+        while queue:
+            request = queue.popleft()
+            if not draft.take(request):
+                if draft.full:
+                    return
+                draft.insist(request, queue)
+        for request in waiting:
+            if not draft.admit(request):
+                return
+
+
+class TestTakeAll:
+    @pytest.mark.parametrize(("num_blocks", "budget"), [(200, 64), (200, 3), (12, 64), (16, 5)])
+    def test_it_makes_the_same_steps_as_taking_one_by_one(self, num_blocks: int, budget: int) -> None:
+        steps = []
+        for scheduler in (FCFS(), OneByOne()):
+            engine = make_engine(scheduler, num_blocks=num_blocks, max_num_batched_tokens=budget)
+            for number in range(9):
+                engine.add(ask(str(number), 5 + 3 * number, 12, first=50 * number))
+            made = []
+            while engine.busy:
+                engine.step()
+                step = engine._runner.steps[-1]  # type: ignore[attr-defined]
+                made.append(
+                    [(c.request.id, *c[1:]) for c in step.chunks] + [(r.id, "preempted") for r in step.preempted]
+                )
+            steps.append(made)
+        assert steps[0] == steps[1]
+
+    def test_it_stops_at_the_first_that_finds_no_room_and_leaves_the_rest_in_the_queue(self) -> None:
+        engine, scheduler = engine_with(*(ask(str(i), 4, 9, first=9 * i) for i in range(3)), num_blocks=40)
+        for _ in range(2):
+            engine.step()
+
+        def script(waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> Any:
+            draft.tokens_left = 1
+            queue = deque(running)
+            stuck = draft.take_all(queue)
+            return stuck and stuck.id, [r.id for r in queue], [c.request.id for c in draft.chunks]
+
+        assert once(engine, scheduler, script) == ("1", ["2"], ["0"])
+
+    def test_it_keeps_the_rules_that_take_keeps(self) -> None:
+        engine, scheduler = engine_with(ask("a", 4, 9), ask("b", 4, 9, first=50), num_blocks=40)
+
+        def twice(waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> Any:
+            draft.take_all(deque([*running, running[0]]))
+
+        with pytest.raises(ContractError, match="already in this step"):
+            once(engine, scheduler, twice)
+        stranger = ask("stranger", 4, 9)
+
+        def foreign(waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> Any:
+            draft.take_all(deque([stranger]))
+
+        engine.step()
+        with pytest.raises(ContractError, match="no such request"):
+            once(engine, scheduler, foreign)
