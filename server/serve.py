@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import time
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT = 5  # seconds that slow clients have to take the rest of their answers
 EXIT_TIMEOUT = 15.0  # seconds from the end of the drain to the end of the process, whatever hangs
+FORCED = 128  # exit codes above it are those of a second signal
 KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (application, what to print when it is ready)
@@ -65,9 +67,14 @@ def serve(config: ServeConfig) -> int:
         return create_app(engine, text, options), ready
 
     try:
-        return run(engine, options, application)
+        code = run(engine, options, application)
     finally:
         loading.close()
+    if code > FORCED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # told twice: the interpreter takes seconds to put its modules away
+    return code
 
 
 def run(engine: EngineProcess, options: ServerConfig, application: Application) -> int:
