@@ -23,6 +23,8 @@ turnout: serve large language models, composed from plugins
   turnout why FILE REQUEST_ID                where the time of a recorded request went
   turnout trace FILE [out=FILE]              a recording as a trace for ui.perfetto.dev
   turnout simulate [OVERRIDE ...]            the same scheduler and memory under a virtual clock, without a model
+  turnout ab b="[OVERRIDE, ...]"             what a change does to the answers and to the speed; exit code 0: nothing
+  turnout bench [OVERRIDE ...]               how fast a composition is, here or behind a URL
   turnout plugins                            every choice of every slot, with its options
   turnout plugins doctor                     what cannot work here, and why
   turnout plugins check SLOT=NAME            does a plugin keep its contract?
@@ -60,10 +62,18 @@ def main(argv: list[str] | None = None) -> None:
             from turnout.server.simulate.command import run as simulate
 
             sys.exit(simulate(args[1:]))
+        if args[0] == "ab":
+            from turnout.server.ab.command import run as compare
+
+            sys.exit(compare(args[1:]))
+        if args[0] == "bench":
+            from turnout.server.bench.command import run as bench
+
+            sys.exit(bench(args[1:]))
         if args[0] in TOOLS:
             sys.exit(_use(args[0], args[1:]))
         if args[0] not in COMMANDS:
-            known = (*COMMANDS, "simulate", *TOOLS, "plugins")
+            known = (*COMMANDS, "simulate", "ab", "bench", *TOOLS, "plugins")
             raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(known)}")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:

@@ -7,6 +7,7 @@ tokenizer of the side that is here, and stays a text where no token is written s
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,7 +110,7 @@ class ServerSide:
         for came in found.values():
             speed.num_tokens += len(came)
             speed.ttft += came[:1]
-            speed.itl += [late - early for early, late in zip(came, came[1:], strict=False)]
+            speed.itl += [late - early for early, late in itertools.pairwise(came)]
         return speed
 
     def _all(self, items: Iterable[Item], one: Callable[[Item], T]) -> dict[str, T]:

@@ -6,14 +6,14 @@ sides get the same prompts, so that another Python has others takes nothing from
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import importlib.util
 import itertools
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from turnout.server.simulate.files import opened
 from turnout.server.text import Text
 from turnout.testing.compare.sides import Item
 
@@ -34,7 +34,6 @@ MODULES = (
     "string",
     "tarfile",
     "textwrap",
-    "turtle",
     "typing",
     "uuid",
 )
@@ -81,17 +80,20 @@ def load(workload: str, text: Text, num_prompts: int, room: int, seed: int) -> l
         return list(itertools.islice(_facts(text, room), num_prompts))
     if workload in LENGTHS:
         least, most = LENGTHS[workload]
-        items = list(_cuts(text, num_prompts, min(least, room), min(most, room), seed))
-        if workload == "mixed":  # a third of them can be checked
-            items[:] = [*itertools.islice(_facts(text, room), num_prompts // 3), *items][:num_prompts]
-        return items
+        facts = list(itertools.islice(_facts(text, room), num_prompts // 3 if workload == "mixed" else 0))
+        return [*facts, *_cuts(text, num_prompts - len(facts), min(least, room), min(most, room), seed)]
     path = Path(workload)
     if not path.is_file():
         raise ValueError(f"workload={workload}: there is no such file, and built in are {', '.join(BUILT_IN)}")
     items = list(itertools.islice(_from_file(path, text), num_prompts))
     for item in items:
         if len(item.prompt) + len(item.continuation) > room:
-            raise ValueError(f"{path}: item {item.id} has more tokens than the {room} that every side has room for")
+            raise ValueError(
+                f"{path}: {item.id} has {len(item.prompt) + len(item.continuation)} tokens, but a side has room for {room} "
+                "beside max_tokens"
+            )
+    if len({item.id for item in items}) < len(items):
+        raise ValueError(f"{path}: two items have one id")
     return items
 
 
@@ -104,7 +106,7 @@ def _facts(text: Text, room: int) -> Iterator[Item]:
 
 def _cuts(text: Text, num: int, least: int, most: int, seed: int) -> Iterator[Item]:
     dice = random.Random(seed)
-    source = "\n".join(inspect.getsource(importlib.import_module(name)) for name in MODULES)
+    source = "\n".join(map(_source, MODULES))
     for number in range(num):
         share = number / max(num - 1, 1)
         length = round(least * (most / least) ** share)
@@ -113,31 +115,50 @@ def _cuts(text: Text, num: int, least: int, most: int, seed: int) -> Iterator[It
         yield Item(f"text {number}", tuple(ids), text=text.decode(ids))
 
 
+def _source(name: str) -> str:
+    """A module's text, without running it."""
+    spec = importlib.util.find_spec(name)
+    found = getattr(spec.loader, "get_source", lambda name: None)(name) if spec else None
+    if not isinstance(found, str):
+        raise ValueError(f"this Python has no source of its module {name}: give workload=FILE")  # noqa: TRY004
+    return found
+
+
 def _from_file(path: Path, text: Text) -> Iterator[Item]:
     """JSON lines, or a recording."""
-    with path.open() as file:
-        first = json.loads(file.readline() or "{}")
-    if "turnout" in first:
+    if _is_recording(path):
         yield from _recorded(path, text)
         return
-    with path.open() as file:
+    with opened(str(path)) as file:
         for number, line in enumerate(file, 1):
             try:
                 fields = json.loads(line)
-                prompt, continuation = (_ids(fields.get(key, []), text) for key in ("prompt", "continuation"))
+                prompt = _ids(fields.get("prompt", []), text, start=True)
+                continuation = _ids(fields.get("continuation", []), text, start=False)
                 if not prompt:
                     raise ValueError("it has no prompt")
+                if not isinstance(fields.get("answer", ""), str):
+                    raise ValueError(f"an answer is a text, got {fields['answer']!r:.60}")  # noqa: TRY004
             except (ValueError, AttributeError, TypeError) as error:
                 raise ValueError(f'{path}, line {number}: {error}; a line is {{"prompt": text or ids, …}}') from error
             shown = fields["prompt"] if isinstance(fields["prompt"], str) else text.decode(prompt)
-            yield Item(
-                fields.get("id", f"line {number}"), tuple(prompt), tuple(continuation), shown, fields.get("answer")
-            )
+            name = str(fields.get("id", f"line {number}"))
+            yield Item(name, tuple(prompt), tuple(continuation), shown, fields.get("answer"))
 
 
-def _ids(value: object, text: Text) -> list[int]:
+def _is_recording(path: Path) -> bool:
+    with opened(str(path)) as file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            return False
+    return isinstance(first, dict) and "turnout" in first
+
+
+def _ids(value: object, text: Text, *, start: bool) -> list[int]:
+    """`start`: with the tokens that the tokenizer puts before a text."""
     if isinstance(value, str):
-        return text.encode(value)
+        return text.encode(value, add_special_tokens=start)
     if isinstance(value, list) and all(isinstance(token, int) for token in value):
         return value
     raise ValueError(f"a prompt or continuation is a text or a list of token ids, got {value!r:.60}")
@@ -148,4 +169,4 @@ def _recorded(path: Path, text: Text) -> Iterator[Item]:
 
     for arrival, _ in arrivals(str(path)):
         prompt = arrival.request.tokens
-        yield Item(arrival.request.id, tuple(prompt), tuple(arrival.said), text.decode(prompt))
+        yield Item(arrival.request.id, tuple(prompt), tuple(arrival.answer or ()), text.decode(prompt))

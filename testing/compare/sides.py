@@ -82,7 +82,11 @@ class EngineSide:
         self.name, self.dtype, self._engine, self._runs = name, engine.info.dtype, engine, 0
         info = engine.info
         self.origin: Mapping[str, object] = {
+            "kind": "engine",
             "fingerprint": info.fingerprint,
+            "model": info.model,
+            "dtype": info.dtype,
+            "device": info.device,
             "composition": info.composition,
             "plugins": info.plugins,
             "versions": info.versions,

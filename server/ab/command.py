@@ -1,0 +1,109 @@
+"""`turnout ab`: compose both sides, compare them, say what was found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnout.core import plugins
+from turnout.core.plugins import PluginError, Plugins
+from turnout.core.types import ContractError, ModelError
+from turnout.server.ab.asked import Line, read
+from turnout.server.ab.config import AbConfig
+from turnout.server.overrides import Usage, checked, in_order
+
+if TYPE_CHECKING:
+    from turnout.server.ab.opening import Composed
+    from turnout.server.ab.result import Values
+
+USAGE, FAILED, INTERRUPTED = 64, 70, 130  # exit codes that no verdict has; the first two as sysexits.h has them
+
+
+def run(args: list[str]) -> int:
+    """Exit code 0: equivalent, 1: different, 2: not enough data; 64: the command is wrong, 70: a side failed."""
+    from turnout.testing.compare.sides import SideError
+
+    try:
+        found = plugins.load()
+        for name, why in found.faults.items():
+            logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
+        line = read(in_order(args))
+        if line.flags:
+            return _show(line, found)
+        from turnout.server.ab.opening import composed
+
+        config, sides = composed(line, found)
+        check_outputs(config)
+        return _compare(config, sides, args)
+    except (Usage, PluginError, ModelError, ValueError) as error:
+        print(f"turnout: {error}", file=sys.stderr)
+        return USAGE
+    except (SideError, ContractError, RuntimeError, OSError) as error:
+        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001  Python would end with 1, which is a verdict
+        traceback.print_exc()
+        return FAILED
+
+
+def _show(line: Line, found: Plugins) -> int:
+    """Let Hydra show what it was asked for: --help, --cfg job."""
+    import hydra
+
+    sys.argv = ["turnout ab", *checked([*line.common, *line.own], found), *line.flags]
+    try:
+        hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="ab")(lambda composed: None)()
+    except SystemExit as end:
+        return USAGE if end.code else 0
+    return 0
+
+
+def check_outputs(config: AbConfig) -> None:
+    """Raise ValueError now for what could not be written in the end."""
+    for key in ("out", "html"):
+        path = getattr(config, key)
+        if path is not None and not Path(path).parent.is_dir():
+            raise ValueError(f"{key}={path}: there is no folder {Path(path).parent}")
+
+
+def _compare(config: AbConfig, sides: Sequence[Composed], args: Sequence[str]) -> int:
+    from turnout.server.ab.opening import opened
+    from turnout.server.ab.result import describe
+    from turnout.server.console import Loading
+    from turnout.testing.compare.run import compare
+    from turnout.testing.compare.speed import race
+
+    loading = Loading()
+    try:
+        with opened(config, sides, loading) as ready:
+            found = compare(ready.a, ready.others, ready.items, config.settings, ready.text.decode, loading)
+            races = race(ready.a, ready.others, ready.items, config.max_tokens, config.rounds, loading)
+            result = describe(config, args, ready, found, races)
+    finally:
+        loading.close()
+    _publish(config, result)
+    return int(result["exit_code"])
+
+
+def _publish(config: AbConfig, result: Values) -> None:
+    from rich.console import Console
+
+    from turnout.server.ab.page import page
+    from turnout.server.ab.report import show
+
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    show(console, result)
+    for path, written, what in (
+        (config.out, lambda: json.dumps(result, indent=1) + "\n", "has all numbers"),
+        (config.html, lambda: page(result), "shows them"),
+    ):
+        if path is not None:
+            Path(path).write_text(written())
+            console.print(f"{path} {what}", highlight=False, soft_wrap=True, markup=False)
