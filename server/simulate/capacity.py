@@ -1,6 +1,7 @@
 """The highest request rate that keeps p99 under its bounds, by bisection. Each probe is a whole simulation.
 
-A probe ends early once so many values are above a bound that no later one can bring p99 back under it.
+A rate the engine can't keep up with is too high, whatever the bounds: more than BEHIND of the requests were passed over
+by the last step before the last one arrives. With a limit on what runs at once the gaps between tokens alone would never tell. A probe ends early once so many values are above a bound that no later one can bring p99 back under it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from turnout.server.simulate.record import Record
 
 FARTHEST = 4096  # times the workload's own rate, and as small a part of it
 SHARE = 0.99
+BEHIND = 0.05  # of all requests
 
 Probe = Callable[[float, dict[str, int]], Record]  # (rate, values that may be above each bound) -> what came of it
 
@@ -50,9 +52,10 @@ def search(probe: Probe, first: Record, rate: float, precision: float) -> Found:
 
 
 def keeps(record: Record) -> bool:
-    """Whether p99 of everything bounded is under its bound."""
-    whole = not record.hopeless
-    return whole and all(getattr(record, n).over <= _allowed(getattr(record, n).count) for n in record.bounds)
+    """Whether p99 of everything bounded is under its bound, and the engine keeps up."""
+    if record.hopeless or record.num_behind > max(1, BEHIND * record.num_added):
+        return False
+    return all(getattr(record, n).over <= _allowed(getattr(record, n).count) for n in record.bounds)
 
 
 def _allowed(count: int) -> int:

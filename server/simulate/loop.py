@@ -55,7 +55,7 @@ class Simulation:
         self._next = next(self._coming, None)
         self._later: list[tuple[float, int, Arrival]] = []  # what clients send when something has finished
         self._open: dict[str, Arrival] = {}
-        self._number = 0
+        self._number, self._began = 0, -1.0
 
     def run(self, tell: Tell = lambda finished, seconds: None) -> Record:
         """To the end, or until it is hopeless. Raises ValueError for a faulty trace, ContractError for a policy."""
@@ -68,7 +68,7 @@ class Simulation:
                     break
                 clock.now = due
                 continue
-            before, runner.entered = time.perf_counter(), 0.0
+            before, runner.entered, self._began = time.perf_counter(), 0.0, clock.now
             outputs = engine.step()
             after = time.perf_counter()
             record.wall(before, runner.entered, runner.left, after)
@@ -102,6 +102,8 @@ class Simulation:
                 assert self._next is not None
                 self._add(self._next)
                 self._next = next(self._coming, None)
+                if self._next is None:
+                    self.record.num_behind = sum(r.arrived <= self._began for r in self.engine.waiting)
 
     def _add(self, arrival: Arrival) -> None:
         request = arrival.request

@@ -31,6 +31,7 @@ class Record:
         self.fairness = Fairness(config.window)
         self.timeline = Timeline("waiting", "running", "blocks_used")
         self.num_added = self.num_refused = self.num_finished = self.num_good = 0
+        self.num_behind = 0  # requests passed over by the last step before the last one arrived
         self.first_refusal = ""
         self.offered: float | None = None  # requests a second; None: clients ask when they are answered
         self.seconds = self.last_arrival = self.wall_seconds = 0.0

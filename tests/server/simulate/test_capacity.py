@@ -9,8 +9,9 @@ from simulations import Listed, simulation
 
 from turnout.core.config import Limits
 from turnout.core.types import Request
+from turnout.plugins.blocks import PagedBlocks
 from turnout.server.simulate.arrivals import Arrival, prompt, sampling
-from turnout.server.simulate.capacity import describe, keeps, search
+from turnout.server.simulate.capacity import BEHIND, describe, keeps, search
 from turnout.server.simulate.config import Capacity
 from turnout.server.simulate.latency import Constant
 from turnout.server.simulate.record import Record
@@ -31,11 +32,17 @@ class Even(Listed):
             yield Arrival(Request(f"r{number}", prompt(number, 1), sampling(1), number / factor))
 
 
-def probe(rate: float, allowed: Mapping[str, int] | None = None, bound: float = BOUND) -> Record:
+def probe(
+    rate: float,
+    allowed: Mapping[str, int] | None = None,
+    bound: float = BOUND,
+    limits: Limits = Limits(max_num_seqs=1),  # noqa: B008  it is never written to
+) -> Record:
     one = simulation(
         workload=Even(),
         latency=Constant(SERVICE),
-        limits=Limits(max_num_seqs=1),
+        blocks=PagedBlocks(4, 1000),
+        limits=limits,
         capacity=Capacity(ttft_p99=bound),
         factor=rate,
         allowed=allowed,
@@ -78,6 +85,13 @@ def test_a_bound_no_rate_keeps_is_said_to_be_one() -> None:
     assert describe(found)["bounds_p99"] == {"ttft": 0.05}
 
 
-def test_a_workload_too_short_to_fill_a_queue_has_no_limit() -> None:
+def test_a_rate_that_the_engine_cannot_keep_up_with_is_too_high_whatever_the_bound() -> None:
     found = search(lambda rate, allowed: probe(rate, allowed, 50.0), probe(5.0, bound=50.0), 5.0, 0.02)
+    assert found.rate is not None
+    assert 10.0 <= found.rate <= 10.0 / (1.0 - BEHIND) + 0.1  # one in twenty waits at the end
+
+
+def test_a_workload_that_fits_the_seats_whole_has_no_limit() -> None:
+    seats = Limits(max_num_seqs=COUNT)
+    found = search(lambda rate, allowed: probe(rate, allowed, limits=seats), probe(5.0, limits=seats), 5.0, 0.02)
     assert (found.rate, found.fails_at) == (5.0 * 4096, None)
