@@ -154,8 +154,8 @@ class Draft:
             self._promised += pending - count
         return count
 
-    def take_all(self, queue: deque[Request]) -> Request | None:
-        """`take` all pending tokens of one request after the other, from the left, and remove it from the queue. Stops at
+    def take_all(self, queue: deque[Request], limit: int | None = None) -> Request | None:
+        """`take` one request after the other, from the left, and remove it from the queue. Stops at
         the first that finds no room, removed as well, and returns it; None: the queue is empty. The cheap way to let
         many streams go on."""
         chunks, running, preempted, size = self._chunks, self._running, self._preempted, self._blocks.block_size
@@ -164,7 +164,7 @@ class Draft:
             rid, start, left = request.id, request.num_computed, self.tokens_left
             decode = len(request.tokens) - start == 1 and running.get(rid) is request and left > 0 and self._open
             if not decode or rid in chunks or rid in preempted:
-                if self.take(request):
+                if self.take(request, limit):
                     continue
                 return request
             if start >= request.room:

@@ -49,13 +49,12 @@ class Policy:
         paused: list[Request] = []
         for request in sorted(running, key=lambda r: self.order(r, draft)):
             (queue if self.allowed(request, draft) else paused).append(request)
-        limit = self.chunk
-        while queue:
-            request = queue.popleft()
-            if not draft.take(request, limit):
-                if draft.full:
-                    return
-                draft.insist(request, paused, queue, limit=limit, victim=self.victim)
+        self.go_on(queue, paused, draft)
+
+    def go_on(self, queue: deque[Request], paused: list[Request], draft: Draft) -> None:
+        """Run the queue; blocks come from those that are paused, then from the rest of the queue."""
+        while (stuck := draft.take_all(queue, self.chunk)) is not None and not draft.full:
+            draft.insist(stuck, paused, queue, limit=self.chunk, victim=self.victim)
 
     def admit(self, waiting: Sequence[Request], draft: Draft) -> None:
         """Admit those that wait, the highest `score` first, until one finds no room."""

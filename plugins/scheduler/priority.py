@@ -47,21 +47,17 @@ class Priority(Policy):
         coming = deque(sorted(waiting, key=lambda r: self.order(r, draft)))
         while coming:
             place = self.order(coming[0], draft)
-            while queue and self.order(queue[0], draft) <= place:
-                self._go_on(queue, draft)
-            if not queue:
+            if not queue or self.order(queue[-1], draft) <= place:
                 break
-            if not self._enter(coming.popleft(), queue, draft):
+            while queue and self.order(queue[0], draft) <= place:
+                request = queue.popleft()
+                draft.take(request, self.chunk) or draft.insist(request, queue, limit=self.chunk, victim=self.victim)
+            if queue and not self._enter(coming.popleft(), queue, draft):
                 coming.clear()  # nobody passes it
-        while queue and not draft.full:
-            self._go_on(queue, draft)
+        self.go_on(queue, [], draft)
         for request in coming:
             if not draft.admit(request, self.chunk):
                 return
-
-    def _go_on(self, queue: deque[Request], draft: Draft) -> None:
-        request = queue.popleft()
-        draft.take(request, self.chunk) or draft.insist(request, queue, limit=self.chunk, victim=self.victim)
 
     def _enter(self, request: Request, queue: deque[Request], draft: Draft) -> bool:
         """Admit a waiting request ahead of running ones, at the expense of those below its level if need be."""
