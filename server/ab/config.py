@@ -53,7 +53,7 @@ class AbConfig(Config):
     num_top: int = 20  # likeliest tokens compared
     temperature: float = 0.8  # of sampled writing
     seed: int = 0
-    rounds: int = 3  # of the race; 0: no speed
+    rounds: int = 5  # of the race; 0: no speed
     api_key: str | None = None  # for sides that are servers
     out: str | None = None  # a JSON file to write
     html: str | None = None  # a page to write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,15 +14,20 @@ COLOURS = {"equivalent": "green", "different": "red", "not enough data": "yellow
 
 
 def show(console: Console, result: Values) -> None:
-    """Print it: everything for one comparison, a matrix first for several."""
+    """Print it: everything for one comparison; for several a matrix, and why."""
     comparisons = result["comparisons"]
     if len(comparisons) > 1:
         console.print(matrix(result))
-    for found in comparisons:
-        _verdict(console, result, found)
-        console.print(scores(found))
-        _writing(console, found)
-        _speed(console, found)
+        for found in comparisons:
+            _verdict(console, found)
+        _sides(console, result, comparisons)
+        return
+    (found,) = comparisons
+    _verdict(console, found)
+    _sides(console, result, comparisons)
+    console.print(scores(found))
+    _writing(console, found)
+    _speed(console, found)
 
 
 def matrix(result: Values) -> Table:
@@ -43,29 +48,30 @@ def matrix(result: Values) -> Table:
     return made
 
 
-def _verdict(console: Console, result: Values, found: Values) -> None:
-    work = result["workload"]
+def _verdict(console: Console, found: Values) -> None:
     colour = COLOURS[found["verdict"]]
-    console.print(f"[bold {colour}]{found['verdict'].upper()}[/]", highlight=False)
+    console.print(f"[bold {colour}]{found['verdict'].upper()}[/]  {_plain(found['b']['name'])}", highlight=False)
     for why in found["because"]:
         console.print(f"  {why}", markup=False, highlight=False)
-    for name, side in (("A", result["a"]), ("B", found["b"])):
+
+
+def _sides(console: Console, result: Values, comparisons: Sequence[Values]) -> None:
+    """What was compared, and on what."""
+    work = result["workload"]
+    lines = [f"{work['num_prompts']} prompts of {work['shortest']} to {work['longest']} tokens, {work['name']}"]
+    for name, side in (("A", result["a"]), *(("B", found["b"]) for found in comparisons)):
         made = " ".join(str(side[key]) for key in ("dtype", "fingerprint") if side.get(key))
-        console.print(f"  {name}: {side['name']}  {made}", style="dim", markup=False, highlight=False)
-    console.print(
-        f"  on {work['num_prompts']} prompts of {work['shortest']} to {work['longest']} tokens ({work['name']})",
-        style="dim",
-        markup=False,
-        highlight=False,
-    )
+        lines.append(f"{name}: {side['name']}  {made}")
+    for line in lines:
+        console.print(f"  {line}", style="dim", markup=False, highlight=False)
 
 
 def scores(found: Values) -> Table:
     """Forced tokens by context and position, the noise of A against itself beside."""
-    title = f"the same tokens forced on both; small: A against itself; a near tie is below {found['near_tie']:g} nats"
-    made = _table(
-        title, "", "tokens", "flips", "near ties", "real flips", "KL mean", "KL p99", "KL max", "gap", "overlap"
+    title = (
+        f"the same tokens forced on both; in brackets A against itself; a near tie is below {found['near_tie']:g} nats"
     )
+    made = _table(title, "", "tokens", "flips", "real flips", "KL mean", "KL p99", "KL max", "gap", "overlap")
     groups = (("context ", found["buckets"]), ("token ", found["positions"]))
     for word, parts in (*groups, ("", {"all": found["all"]})):
         for name, part in parts.items():
@@ -75,13 +81,10 @@ def scores(found: Values) -> Table:
 
 
 def _row(b: Values, noise: Values) -> list[str]:
-    ties = [side["flip_rate"] - side["real_flip_rate"] for side in (b, noise)]
-    cells = [(percent(ties[0]), percent(ties[1]))]
-    cells += [(percent(b[k]), percent(noise[k])) for k in ("flip_rate", "real_flip_rate")]
-    cells[:2] = cells[1], cells[0]
+    cells = [(percent(b[k]), percent(noise[k])) for k in ("flip_rate", "real_flip_rate")]
     cells += [(nats(b[k]), nats(noise[k])) for k in ("kl_mean", "kl_p99", "kl_max", "gap_mean")]
     cells.append((percent(b["overlap"]), percent(noise["overlap"])))
-    return [f"{b['num_tokens']:,}", *(f"{value} [dim]{floor}[/]" for value, floor in cells)]
+    return [f"{b['num_tokens']:,}", *(f"{value}\n[dim]({floor})[/]" for value, floor in cells)]
 
 
 def _writing(console: Console, found: Values) -> None:

@@ -1,11 +1,13 @@
 """transformers' own model as a side: the outside truth. It shares no line of the engine: no cache of ours, no kernel, no batch.
 
 Forced tokens are scored by one full forward pass over prompt and continuation, with the plainest attention transformers
-has, one prompt at a time. Log-probabilities are computed in float32.
+has, one prompt at a time. Log-probabilities are computed in float32, or in float64 where the model
+is (`[transformers, dtype=float64]`).
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,7 +47,9 @@ class TransformersSide:
         except Exception as error:  # what transformers raises depends on what it lacks
             raise ModelError(f"transformers can't load {path} by itself: {type(error).__name__}: {error}") from error
         self._net: Any = net.to(info.device).eval()
-        self._device = info.device
+        self._device, self._wide = info.device, torch.promote_types(info.dtype, torch.float32)
+        takes = inspect.signature(self._net.forward).parameters
+        self._cache = "cache" if "cache" in takes else "past_key_values"  # its name until transformers 5.39
         self.name, self.dtype = name, str(info.dtype).removeprefix("torch.")
         self.origin: Mapping[str, object] = {
             "kind": "transformers",
@@ -87,20 +91,22 @@ class TransformersSide:
     def _scored(self, item: Item, num_top: int, prompts: bool) -> Scored:
         ids = [*item.prompt, *item.continuation]
         first = 1 if prompts else len(item.prompt)  # the first token that is scored
-        hidden = self._net(input_ids=self._row(ids[:-1]), use_cache=False).logits[0]
+        logits = self._net(input_ids=self._row(ids[:-1]), use_cache=False).logits[0]
         marks: list[Mark] = []
         for start in range(first, len(ids), ROWS):
-            rows = hidden[start - 1 : start - 1 + ROWS].float().log_softmax(-1)
+            rows = logits[start - 1 : start - 1 + ROWS].to(self._wide).log_softmax(-1)
             marks += _marks(rows, ids[start : start + ROWS], num_top)
         return Scored(marks[: len(item.prompt) - first], marks[len(item.prompt) - first :])
 
     @torch.inference_mode()
     def _writing(self, item: Item, max_tokens: int) -> Iterator[Tensor]:
         """The log-probabilities [vocab] of each greedy token."""
-        past, ids = None, list(item.prompt)
+        from transformers import DynamicCache
+
+        kept, ids = DynamicCache(config=self._net.config), list(item.prompt)
         for _ in range(max_tokens):
-            out = self._net(input_ids=self._row(ids), past_key_values=past, use_cache=True)
-            past, row = out.past_key_values, out.logits[0, -1].float().log_softmax(-1)
+            out = self._net(input_ids=self._row(ids), use_cache=True, **{self._cache: kept})
+            row = out.logits[0, -1].to(self._wide).log_softmax(-1)
             yield row
             ids = [int(row.argmax())]
 
@@ -113,7 +119,7 @@ def _mark(row: Tensor, token: int, num_top: int) -> Mark:
 
 
 def _marks(rows: Tensor, tokens: Sequence[int], num_top: int) -> list[Mark]:
-    """rows: float32 [N, vocab]."""
+    """rows: [N, vocab]."""
     best = rows.topk(min(num_top, rows.shape[1]))
     chosen = rows.gather(1, torch.tensor(list(tokens), device=rows.device)[:, None])[:, 0].tolist()
     values, ids = best.values.tolist(), best.indices.tolist()

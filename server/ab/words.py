@@ -7,9 +7,9 @@ from turnout.testing.compare.verdict import MIN_PROMPTS, Finding, Verdict
 
 MEASURES = {  # measure -> (what it is, its unit)
     "kl": ("KL divergence", " nats a token"),
-    "flips": ("the share of tokens whose likeliest changed, near ties aside,", ""),
-    "greedy": ("the share of greedy writings that part, not at a near tie,", ""),
-    "sampled": ("the share of sampled writings that part beyond what the distributions explain", ""),
+    "flips": ("tokens whose likeliest changed, near ties aside", ""),
+    "greedy": ("greedy writings that part, near ties aside", ""),
+    "sampled": ("sampled writings that part beyond what the distributions explain", ""),
 }
 NUM_REASONS = 4
 
@@ -26,16 +26,16 @@ def because(found: Comparison) -> list[str]:
         most, matters = _number(closest.high, closest), _number(closest.effect, closest)
         return [
             f"all {len(mine)} measures are below what matters, judged over {max(f.num_prompts for f in mine)} prompts",
-            f"the closest is {_name(closest)}: at most {most}, where {matters} matters",
+            f"closest to it: {_name(closest)}, at most {most}; {matters} would matter",
         ]
     if not mine:
         return ["there is nothing to judge"]
     wanting = max(mine, key=lambda f: f.needed or 0)
     told = [
-        f"{_name(wanting)} lies between {_number(wanting.low, wanting)} and {_number(wanting.high, wanting)}: "
+        f"{_name(wanting)}: between {_number(wanting.low, wanting)} and {_number(wanting.high, wanting)}; "
         f"{wanting.num_prompts} prompts can't show whether it is above {_number(wanting.effect, wanting)}"
         if wanting.num_prompts >= MIN_PROMPTS
-        else f"{_name(wanting)} is known from {wanting.num_prompts} prompts only"
+        else f"{_name(wanting)}: known from {wanting.num_prompts} prompts only"
     ]
     return [*told, f"about {wanting.needed} prompts would settle it: num_prompts={wanting.needed}"]
 
@@ -46,7 +46,7 @@ def _above(finding: Finding) -> str:
     else:
         surely = "above what matters in more prompts than chance explains"
     return (
-        f"{_name(finding)} is {_number(finding.mean, finding)} above A's own noise, {surely}; "
+        f"{_name(finding)}: {_number(finding.mean, finding)} above A's own noise, {surely}; "
         f"{_number(finding.effect, finding)} matters"
     )
 

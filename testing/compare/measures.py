@@ -105,7 +105,7 @@ class Table:
         while len(parts) > 1 and len(np.unique(parts[-1][2].cluster)) < least:
             (low, _, _), (_, high, _) = parts[-2:]
             parts[-2:] = [(low, high, self._between(low, high))]
-        return {f"{low}-{high - 1}" if high else f"{low}+": part for low, high, part in parts}
+        return {_span(low, high): part for low, high, part in parts}
 
     def _between(self, low: int, high: int | None) -> Table:
         return self.where((self.context >= low) & (self.context < (high or np.inf)))
@@ -114,6 +114,10 @@ class Table:
         """The mean of `values` in each cluster that has rows, ascending."""
         _, where = np.unique(self.cluster, return_inverse=True)
         return np.bincount(where, values) / np.bincount(where)
+
+
+def _span(low: int, high: int | None) -> str:
+    return f"{low}+" if high is None else f"{low}" if high == low + 1 else f"{low}-{high - 1}"
 
 
 class Summary(NamedTuple):

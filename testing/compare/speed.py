@@ -49,7 +49,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
     return float(np.quantile(values, q)) if values else math.nan
 
 
-MEASURES = {
+MEASURES: Mapping[str, Callable[[Speed], float]] = {
     "output tokens/s": _throughput,
     "TTFT p50": lambda speed: _quantile(speed.ttft, 0.5),
     "ITL p50": lambda speed: _quantile(speed.itl, 0.5),
