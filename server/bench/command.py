@@ -20,7 +20,7 @@ from turnout.server.simulate.points import Point, expand
 
 if TYPE_CHECKING:
     from turnout.server.bench.equality import Judge
-    from turnout.server.bench.measure import Tell
+    from turnout.server.bench.measure import Calibration, Tell
 
 Values = dict[str, Any]
 ENGINE = (*SLOTS, "model", "dtype", "device", "limits", "experiment")  # keys that compose an engine
@@ -55,6 +55,7 @@ def run(args: list[str]) -> int:
 
 def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     from turnout.server.bench.environment import environment
+    from turnout.server.bench.measure import Calibration
     from turnout.server.bench.progress import Progress
 
     if config.threads is not None:
@@ -62,11 +63,12 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
 
         torch.set_num_threads(config.threads)
     where, results, judge, code = environment(), list[Values](), _judge(config), 0
+    calibration = Calibration()
     try:
         for number, one in enumerate(planned, 1):
             head = f"[{number}/{len(planned)}] {one.point.name}" if len(planned) > 1 else ""
             with Progress(head, one.make()) as progress:
-                results.append({"point": one.point.varied} | _measured(one, judge, progress))
+                results.append({"point": one.point.varied} | _measured(one, judge, calibration, progress))
             if results[-1]["interrupted"]:
                 code = 130
                 break
@@ -85,11 +87,11 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     return code or int(failed)
 
 
-def _measured(one: Planned, judge: Judge | None, tell: Tell) -> Values:
+def _measured(one: Planned, judge: Judge | None, calibration: Calibration, tell: Tell) -> Values:
     """One point: an engine here, our server, or another's."""
     config = one.make()
     if config.over_http:
-        return _over_http(one, config, tell)
+        return _over_http(one, config, calibration, tell)
     from turnout.core.build import build_engine
     from turnout.server.bench.measure import EngineSubject, measured
 
@@ -105,11 +107,11 @@ def _measured(one: Planned, judge: Judge | None, tell: Tell) -> Values:
     return result
 
 
-def _over_http(one: Planned, config: BenchConfig, tell: Tell) -> Values:
+def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, tell: Tell) -> Values:
     from contextlib import ExitStack
 
     from turnout.server.bench.generator import Generator
-    from turnout.server.bench.measure import ServerSubject, calibrated, measured
+    from turnout.server.bench.measure import ServerSubject, measured
     from turnout.server.bench.remote import look, serving
 
     with ExitStack() as stack:
@@ -120,7 +122,7 @@ def _over_http(one: Planned, config: BenchConfig, tell: Tell) -> Values:
             url = stack.enter_context(serving(engine, config.threads))
         served = look(url, config.remote)
         generator = stack.enter_context(Generator())
-        known = calibrated(generator, config, tell)
+        known = calibration.of(generator, config, tell)
         return measured(ServerSubject(served, config, generator, known), config, tell)
 
 

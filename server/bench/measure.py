@@ -24,6 +24,7 @@ from turnout.server.simulate.config import WORKLOADS
 
 Values = dict[str, Any]
 Tell = Callable[[str, int], None]  # (what is being done, requests answered)
+CLIENTS = 16  # that the generator is measured with, where no number of them is asked for
 COUNTED = ("num_steps", "preemptions_recompute", "preemptions_swap", "recomputed_tokens", "cached_tokens")
 
 
@@ -126,12 +127,21 @@ class ServerSubject:
         return {"where": "a process of its own, over HTTP"} | self._known
 
 
-def calibrated(generator: Generator, config: BenchConfig, tell: Tell) -> Values:
-    """The generator's limits, if they are asked for."""
-    if not config.remote.calibrate:
-        return {}
-    tell("measuring the generator itself", 0)
-    return {"limits": limits(generator, config.concurrency or 16)}
+class Calibration:
+    """The generator's limits by number of clients, measured once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, float]] = {}
+
+    def of(self, generator: Generator, config: BenchConfig, tell: Tell) -> Values:
+        """Empty where they are not asked for."""
+        clients = config.concurrency or CLIENTS
+        if not config.remote.calibrate:
+            return {}
+        if clients not in self._known:
+            tell("measuring the generator itself", 0)
+            self._known[clients] = limits(generator, clients)
+        return {"limits": self._known[clients]}
 
 
 def measured(subject: Subject, config: BenchConfig, tell: Tell) -> Values:

@@ -60,14 +60,14 @@ def _front(panel: Axes, shown: Sequence[tuple[str, Values]], latency: str) -> No
 
 
 def _percentiles(panel: Axes, shown: Sequence[tuple[str, Values]]) -> None:
-    places = [f"{name}.{share}" for name in ("ttft", "itl") for share in ("p50", "p90", "p95", "p99")]
-    for name, point in shown:
-        panel.plot(
-            range(len(places)), [point["median"][place] for place in places], marker="o", markersize=3, label=name
-        )
-    panel.set_xticks(
-        range(len(places)), [f"{p.partition('.')[0].upper()} {p.partition('.')[2]}" for p in places], fontsize=7
-    )
+    shares = ("p50", "p90", "p95", "p99")
+    for number, (name, point) in enumerate(shown):
+        for start, measure in ((0, "ttft"), (len(shares), "itl")):
+            values = [point["median"][f"{measure}.{share}"] for share in shares]
+            places, label = range(start, start + len(shares)), "" if start else name
+            panel.plot(places, values, marker="o", markersize=3, color=f"C{number % 10}", label=label)
+    names = [f"{measure} {share}" for measure in ("TTFT", "ITL") for share in shares]
+    panel.set_xticks(range(len(names)), names, fontsize=7)
     panel.set_yscale("log")
     _name(panel, "latency", "", "seconds")
 

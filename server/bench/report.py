@@ -88,6 +88,8 @@ def remarks(found: Values, title: str) -> list[str]:
             f"{load['repetitions']} repetitions, {load['warmup']} requests to warm up; steady: {load['steady_window']}"
         )
         said.append(_generator(made))
+        if _pressed(point):
+            said.append("the generator was near its own limits: the server may be faster than these numbers")
         said += point["notes"]
         said += [f"{kind}, {entry['count']} times, for example: {entry['example']}" for kind, entry in _errors(point)]
         if point["interrupted"]:
@@ -178,6 +180,15 @@ def _generator(made: Values) -> str:
         f"{known['clients']:.0f} clients, takes at most {known['events']:,.0f} events/s, and adds {seconds(known['added_p50'])} "
         f"(p99 {seconds(known['added_p99'])}) to a TTFT"
     )
+
+
+def _pressed(point: Values) -> bool:
+    """Whether the load came near what the generator can do."""
+    known, median = point["generator"].get("limits"), point["median"]
+    if known is None or not median:
+        return False
+    rates = ((median["throughput.requests"], known["requests"]), (median["throughput.output_tokens"], known["events"]))
+    return any(rate > most / 2 for rate, most in rates)
 
 
 def _equality(point: Values) -> str:
