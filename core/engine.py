@@ -144,7 +144,8 @@ class Engine:
             self._sharing.settle(isinstance(result, Result))
         if isinstance(result, Result):
             if step.chunks:
-                self.cost.observe(draft.load, ended - began)  # before the moves are forgotten
+                moved = len(step.swap_out) + len(step.swap_in)  # the block manager's too
+                self.cost.observe(draft.load._replace(moved_blocks=moved), ended - began)
             outputs = self._account(step, result, began, ended)
         else:
             outputs = self._fail(step, result, ended)
