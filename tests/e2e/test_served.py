@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
+import subprocess
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -108,6 +111,20 @@ def test_a_beam_search_finds_what_transformers_does_and_leaves_no_block(server: 
     reply = server.http.post("/v1/chat/completions", json=chat | {"use_beam_search": True}).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]
     assert server.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_the_terminal_finds_the_same(searched: list[str]) -> None:
+    command = [
+        f"{sysconfig.get_path('scripts')}/turnout",
+        "generate",
+        PROMPTS[0],
+        "dtype=float32",
+        "sampling.use_beam_search=true",
+    ]
+    command += ["sampling.beam_width=3", "sampling.n=2", "sampling.max_tokens=8", "sampling.ignore_eos=true"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    _, first, second = re.split(r"--- \d of 2: log-probability [-.\d]+, 8 tokens\n", said)
+    assert [first, second] == [answer + "\n" for answer in searched]
 
 
 def test_a_client_that_leaves_a_beam_search_frees_every_block(server: Served) -> None:
@@ -240,8 +257,6 @@ def test_a_wrong_start_ends_with_one_screen_that_says_what_was_expected(
 ) -> None:
     served = serve(override)
     assert served.process.wait(60) != 0
-    import re
-
     assert re.search(message, served.output), served.output
     assert "Traceback" not in served.output
     assert len(served.output.splitlines()) < 24
