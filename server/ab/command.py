@@ -100,10 +100,9 @@ def _publish(config: AbConfig, result: Values) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 130)
     show(console, result)
-    for path, written, what in (
-        (config.out, lambda: json.dumps(result, indent=1) + "\n", "has all numbers"),
-        (config.html, lambda: page(result), "shows them"),
-    ):
-        if path is not None:
-            Path(path).write_text(written())
-            console.print(f"{path} {what}", highlight=False, soft_wrap=True, markup=False)
+    if config.out is not None:
+        Path(config.out).write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"{config.out} has all numbers", highlight=False, soft_wrap=True, markup=False)
+    if config.html is not None:
+        Path(config.html).write_text(page(result), encoding="utf-8")
+        console.print(f"{config.html} shows them", highlight=False, soft_wrap=True, markup=False)

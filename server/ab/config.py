@@ -20,6 +20,9 @@ class Effects:
     flips: float | None = None  # share of tokens whose likeliest changes and is no near tie
     greedy: float | None = None  # share of greedy writings that part, not at a near tie
     sampled: float | None = None  # share of sampled writings that part, beyond what the distributions explain
+    surprise: float | None = (
+        None  # nats a token by which sampled ones are more, or less, surprising than they should be
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

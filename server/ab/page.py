@@ -165,9 +165,10 @@ def _writings(found: Values) -> str:
         made += f"<p>{kind}: {b['same']} of {b['num']} the same; A against itself {noise['same']} of {noise['num']}"
         if b["first_divergence_min"] is not None:
             made += (
-                f"; first difference at token {b['first_divergence_min']}, in the median {b['first_divergence_median']}; "
-                f"{b['parted_at_a_near_tie']} at a near tie"
+                f"; first difference at token {b['first_divergence_min']}, in the median {b['first_divergence_median']}"
             )
+        if b["parted_at_a_near_tie"]:
+            made += f"; {b['parted_at_a_near_tie']} part at a near tie"
         made += ".</p>"
     answers = found["answers"]
     if answers["checked"]:

@@ -92,10 +92,9 @@ def _writing(console: Console, found: Values) -> None:
         b, noise = sides["b"], sides["noise"]
         line = f"free writing, {kind}: {b['same']} of {b['num']} the same (A against itself: {noise['same']})"
         if b["first_divergence_min"] is not None:
-            line += (
-                f"; {b['parted_at_a_near_tie']} part at a near tie; first difference at token "
-                f"{b['first_divergence_min']}, in the median {b['first_divergence_median']}"
-            )
+            line += f"; first difference at token {b['first_divergence_min']}, median {b['first_divergence_median']}"
+        if b["parted_at_a_near_tie"]:
+            line += f"; {b['parted_at_a_near_tie']} part at a near tie"
         console.print(line, highlight=False)
     answers = found["answers"]
     if answers["checked"]:

@@ -142,7 +142,7 @@ def _writing(found: Comparison, sampled: bool, *, own: bool) -> Values:
     return {
         "num": len(mine),
         "same": len(mine) - len(parted),
-        "parted_at_a_near_tie": sum(d.margin < found.near_tie for d in parted),
+        "parted_at_a_near_tie": None if sampled else sum(d.margin < found.near_tie for d in parted),
         "first_divergence_median": at[len(at) // 2] if at else None,
         "first_divergence_min": at[0] if at else None,
     }

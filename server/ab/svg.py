@@ -98,11 +98,10 @@ class _Axis:
     def __init__(self, values: Sequence[float], log: bool) -> None:
         positive = [v for v in values if v > 0]
         self._log = log and bool(positive)
+        self._low, self._high = 0.0, _round_up(max([*values, 0.0]) or 1.0)
         if self._log:
-            low = math.floor(math.log10(min(positive)))
-            self._low, self._high = low, max(math.ceil(math.log10(max(positive))), low + 1)
-        else:
-            self._low, self._high = 0, _round_up(max([*values, 0.0]) or 1.0)
+            self._low = math.floor(math.log10(min(positive)))
+            self._high = max(math.ceil(math.log10(max(positive))), self._low + 1)
 
     def place(self, value: float) -> float:
         if self._log:

@@ -10,6 +10,7 @@ MEASURES = {  # measure -> (what it is, its unit)
     "flips": ("tokens whose likeliest changed, near ties aside", ""),
     "greedy": ("greedy writings that part, near ties aside", ""),
     "sampled": ("sampled writings that part beyond what the distributions explain", ""),
+    "surprise": ("sampled tokens are less likely than the temperature makes them", " nats a token"),
 }
 NUM_REASONS = 4
 
@@ -52,7 +53,9 @@ def _above(finding: Finding) -> str:
 
 
 def _name(finding: Finding) -> str:
-    where = "" if finding.bucket == "all" else f" in contexts of {finding.bucket} tokens"
+    if finding.bucket == "colder":
+        return "sampled tokens are likelier than the temperature makes them"
+    where = "" if finding.bucket in ("all", "hotter") else f" in contexts of {finding.bucket} tokens"
     return MEASURES[finding.measure][0] + where
 
 

@@ -6,7 +6,10 @@
     3. judge   prompt by prompt, B's differences less A's own, by measure and context length.
 
 What two honest engines may differ in when they write freely follows from step 1: a greedy divergence counts only if it is
-no near tie, a sampled one only beyond what the distances of the distributions explain (Pinsker's inequality).
+no near tie. Sampled writings are judged twice. By how surprising the tokens drawn are beside what the side's own
+distribution makes one expect at that temperature: it is the same for both, whatever was drawn. And by whether the same
+seed draws the same, as far as the distributions are so close that it must: each border between listed tokens moves at most
+by their distance (Pinsker's inequality), so that many times the distance explains a difference.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from turnout.testing.compare.sides import Item, Scored, Side, SideError, Written
 from turnout.testing.compare.verdict import MIN_PROMPTS, Finding, Judging, Verdict, judge
 
 EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> what matters, by measure
-    "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.2, "sampled": 0.2},
-    "float16": {"kl": 1e-4, "flips": 5e-3, "greedy": 0.2, "sampled": 0.2},
-    "bfloat16": {"kl": 2e-3, "flips": 1e-2, "greedy": 0.2, "sampled": 0.2},
+    "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.2, "sampled": 0.2, "surprise": 0.3},
+    "float16": {"kl": 1e-4, "flips": 5e-3, "greedy": 0.2, "sampled": 0.2, "surprise": 0.3},
+    "bfloat16": {"kl": 2e-3, "flips": 1e-2, "greedy": 0.2, "sampled": 0.2, "surprise": 0.3},
 }
 Decode = Callable[[Sequence[int]], str]
 Tell = Callable[[str, float], None]  # (what is being done, share done)
@@ -166,10 +169,13 @@ def _compared(
     noise, table = _table(items, first, again), _table(items, first, other)
     own, parted = _divergences(items, first, again), _divergences(items, first, other)
     excess = _excess(table, noise, near_tie)
-    for name, part in (("greedy", False), ("sampled", True)) if other.sampled else (("greedy", False),):
-        allowed = _explained(table, len(items), settings.max_tokens) if part else np.zeros(len(items))
-        counted = [_counts(found, near_tie, part) for found in (parted, own)]
-        excess[name, "all"] = counted[0] - counted[1] - allowed
+    allowed = _explained(table, len(items), settings)
+    for name, sampled in (("greedy", False), ("sampled", True)) if other.sampled else (("greedy", False),):
+        counted = [_counts(found, near_tie, sampled) for found in (parted, own)]
+        excess[name, "all"] = counted[0] - counted[1] - (allowed if sampled else 0.0)
+    if other.sampled:
+        hotter = _surprise(items, other, settings) - _surprise(items, again, settings)
+        excess["surprise", "hotter"], excess["surprise", "colder"] = hotter, -hotter
     verdict, findings = judge(excess, effects, settings.judging)
     return Comparison(
         a.name,
@@ -252,11 +258,26 @@ def _counts(found: Sequence[Divergence], near_tie: float, sampled: bool) -> NDAr
     return np.array([d.position is not None and (sampled or d.margin >= near_tie) for d in mine], dtype=np.float64)
 
 
-def _explained(table: Table, num_items: int, max_tokens: int) -> NDArray[np.float64]:
-    """Per item, an upper bound of the chance that sampling from the two sides' distributions parts."""
+def _explained(table: Table, num_items: int, settings: Settings) -> NDArray[np.float64]:
+    """Per item, how likely it may be that one seed draws differently from the two sides' distributions."""
     decoded = table.where(table.decoded)
     distance = np.sqrt(np.maximum(decoded.kl, 0.0) / 2)
     mean = np.zeros(num_items)
-    where, values = np.unique(decoded.cluster), decoded.per_cluster(distance)
-    mean[where] = values
-    return np.minimum(mean * max_tokens, 1.0)
+    mean[np.unique(decoded.cluster)] = decoded.per_cluster(distance)
+    return np.minimum(mean * settings.num_top * settings.max_tokens, 1.0)
+
+
+def _surprise(items: Sequence[Item], observed: Observed, settings: Settings) -> NDArray[np.float64]:
+    """Per item, by how many nats the drawn tokens are less likely than draws at that temperature are in the mean."""
+    found = []
+    for item in items:
+        marks = observed.sampled[item.id].marks
+        found.append(float(np.mean([_expected(mark, settings.temperature) - mark.logprob for mark in marks])))
+    return np.array(found)
+
+
+def _expected(mark: Mark, temperature: float) -> float:
+    """The mean log-probability of a token drawn from those listed."""
+    logprobs = np.array([logprob for _, logprob in mark.top])
+    weights = np.exp((logprobs - logprobs[0]) / temperature)
+    return float((weights * np.where(weights > 0, logprobs, 0.0)).sum() / weights.sum())

@@ -105,7 +105,7 @@ def test_an_engine_is_equivalent_to_itself(model: Model, items: list[Item]) -> N
     [found] = compare(side(model), [side(model)], items, SETTINGS)
     assert found.verdict is Verdict.EQUIVALENT
     assert not found.table.flip.any() and not [d for d in found.divergences if d.position is not None]
-    assert {finding.measure for finding in found.findings} == {"kl", "flips", "greedy", "sampled"}
+    assert {finding.measure for finding in found.findings} == {"kl", "flips", "greedy", "sampled", "surprise"}
 
 
 @pytest.mark.skipif(NO_NATIVE is not None, reason=f"no kernels: {NO_NATIVE}")
@@ -131,7 +131,8 @@ def test_a_temperature_silently_replaced_shows_in_free_writing_alone(model: Mode
     hot = Hot("hot", engine_on(model, num_blocks=400))
     [found] = compare(side(model), [hot], items, SETTINGS)
     assert found.verdict is Verdict.DIFFERENT
-    assert {f.measure for f in found.findings if f.verdict is Verdict.DIFFERENT} <= {"greedy", "sampled"}
+    assert {f.measure for f in found.findings if f.verdict is Verdict.DIFFERENT} >= {"sampled", "surprise"}
+    assert {f.bucket for f in found.findings if f.measure == "surprise" and f.mean > 0} == {"hotter"}
     assert not found.table.flip.any()
 
 
