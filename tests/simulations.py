@@ -41,6 +41,11 @@ def arrival(at: float, num_prompt: int, num_output: int, name: str = "") -> Arri
     return Arrival(Request(name, prompt(unique, num_prompt), sampling(num_output), at))
 
 
+def shapes(found: list[Request]) -> list[tuple[float, int, int]]:
+    """(arrival, prompt, answer) of each."""
+    return [(round(r.arrived, 6), len(r.tokens), r.sampling.max_tokens) for r in found]
+
+
 def simulation(
     *arrivals: Arrival, factor: float = 1.0, allowed: Mapping[str, int] | None = None, **options: Any
 ) -> Simulation:

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 from turnout.core.config import Limits
 from turnout.server.simulate import synthetic
+from turnout.server.simulate.agents import Agents
 from turnout.server.simulate.analytic import Analytic
 from turnout.server.simulate.latency import Constant, Fitted
 from turnout.server.simulate.trace import Trace
@@ -18,7 +19,7 @@ WORKLOADS = {
     "chat": synthetic.Chat,
     "poisson": synthetic.Poisson,
     "bursts": synthetic.Bursts,
-    "agents": synthetic.Agents,
+    "agents": Agents,
     "shared_prefix": synthetic.SharedPrefix,
     "long_documents": synthetic.LongDocuments,
     "mixed": synthetic.Mixed,

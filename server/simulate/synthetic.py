@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from turnout.core.types import Request
 from turnout.server.simulate.arrivals import NO_LABELS, Arrival, prompt, sampling
-from turnout.server.simulate.runner import FILLER
 
 CUT = 10  # times the mean
 
@@ -90,7 +89,7 @@ def geometric(dice: random.Random, mean: float) -> int:
     return min(1 + int(math.log(1.0 - dice.random()) / math.log(1.0 - 1.0 / mean)), round(CUT * mean))
 
 
-def _needs_rate(workload: Synthetic) -> None:
+def needs_rate(workload: Synthetic) -> None:
     if workload.rate is None:
         raise ValueError("workload.rate must be given: this workload is about when its requests arrive")
 
@@ -110,7 +109,7 @@ class Poisson(Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _needs_rate(self)
+        needs_rate(self)
 
     def shape(self, dice: random.Random, number: int) -> tuple[list[int], int]:
         return prompt(number, self.prompt), self.output
@@ -125,7 +124,7 @@ class Bursts(Synthetic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _needs_rate(self)
+        needs_rate(self)
 
     def gap(self, dice: random.Random, rate: float) -> float:
         shape = 1.0 / self.cv**2
@@ -226,63 +225,3 @@ class Interference(Synthetic):
             tokens, labels = prompt(self.num_requests + number, self.document), {"tenant": "documents"}
             at = number * self.every / factor
             yield Arrival(Request(f"d{number}", tokens, sampling(8), at, priority=1, labels=labels))
-
-
-@dataclass
-class Agents(Synthetic):
-    """Agents that call tools: each turn's prompt is all that was said before, its answer and a tool's result.
-
-    Every session begins with the same instructions. The next turn comes when the last one has finished and its tool
-    has run, so a slow engine is asked less: arrivals beyond the first turn depend on what is simulated. `rate` counts
-    requests; sessions begin at `rate / turns`.
-    """
-
-    rate: float | None = 5.0
-    prompt: int = 300  # the first question, after the instructions
-    output: int = 80
-    prefix: int = 2000  # instructions and tools
-    turns: int = 10  # of a session, mean
-    tool: int = 600  # tokens of a tool's result, mean
-    pause: float = 2.0  # seconds a tool runs, mean
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _needs_rate(self)
-
-    def arrivals(self, factor: float, seats: int) -> Iterator[Arrival]:
-        assert self.rate is not None
-        dice, gaps = random.Random(self.seed), random.Random(f"gaps of {self.seed}")
-        now, begun, session = 0.0, 0, 0
-        while begun < self.num_requests:
-            now += gaps.expovariate(self.rate / self.turns * factor)
-            turns = min(geometric(dice, self.turns), self.num_requests - begun)
-            begun += turns
-            yield _Session(self, session, turns, self.label(dice)).first(now)
-            session += 1
-
-
-class _Session:
-    """One agent's conversation. Its dice are its own: what other sessions do changes nothing in it."""
-
-    def __init__(self, kind: Agents, number: int, turns: int, labels: Mapping[str, str]) -> None:
-        self._kind, self._number, self._left, self._labels = kind, number, turns, labels
-        self._dice = random.Random(f"{kind.seed}/{number}")
-        self._tokens: list[int] = []
-        self._turn = 0
-
-    def first(self, now: float) -> Arrival:
-        instructions = prompt(self._kind.num_requests, self._kind.prefix)
-        return self._say(now, instructions + prompt(self._number, lognormal(self._dice, self._kind.prompt)))
-
-    def _say(self, now: float, more: list[int]) -> Arrival:
-        self._tokens += more
-        num_output = geometric(self._dice, self._kind.output)
-        name = f"s{self._number}-{self._turn}"
-        request = Request(name, self._tokens.copy(), sampling(num_output), now, labels=self._labels)
-        self._tokens += [FILLER] * num_output
-        self._turn, self._left = self._turn + 1, self._left - 1
-        return Arrival(request, None, self._next if self._left else None)
-
-    def _next(self, now: float) -> Arrival:
-        pause = self._dice.expovariate(1.0 / self._kind.pause)
-        return self._say(now + pause, prompt(self._number, lognormal(self._dice, self._kind.tool)))

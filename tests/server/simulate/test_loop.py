@@ -15,10 +15,11 @@ from turnout.core.types import ContractError
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
+from turnout.server.simulate.agents import Agents
 from turnout.server.simulate.arrivals import Arrival, sampling
 from turnout.server.simulate.config import Target
 from turnout.server.simulate.latency import Constant
-from turnout.server.simulate.synthetic import Agents, Mixed, Poisson
+from turnout.server.simulate.synthetic import Mixed, Poisson
 
 SCHEDULERS = (FCFS, ChunkedPrefill, Priority, Fair, Deadline, PrefixAware)
 PREEMPTIONS = (Recompute, Swap, Auto)
