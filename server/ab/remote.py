@@ -40,21 +40,32 @@ class ServerSide:
     """One server. Raises SideError when it is not there or offers no log-probabilities of a prompt."""
 
     def __init__(
-        self, name: str, url: str, text: Text, *, model: str | None = None, api_key: str | None = None, dtype: str = ""
+        self,
+        name: str,
+        url: str,
+        text: Text,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        dtype: str = "",
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.name, self._url, self._runs = name, url, 0
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=AT_ONCE)
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, limits=limits)
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, limits=limits, transport=transport)
         self._ids = _Ids(text)
-        served = self._models()
-        self._model = model or served[0]
-        info = self._info()
+        self._extensions: Mapping[str, object] = EXTENSIONS
+        try:
+            self._model = model or self._models()[0]
+            info = self._info()
+            fingerprint = self._probe(text)
+        except SideError:
+            self.close()
+            raise
         self.dtype = dtype or str(info.get("dtype", ""))
         self.draws = "turnout" if "turnout" in (info.get("versions") or {}) else ""
-        self._extensions: Mapping[str, object] = EXTENSIONS
-        fingerprint = self._probe(text)
-        kept = ("fingerprint", "composition", "plugins", "versions", "notes", "device")
+        kept = ("composition", "plugins", "versions", "notes", "device")
         self.origin: Mapping[str, object] = {
             "kind": "server",
             "url": url,
@@ -200,7 +211,7 @@ class ServerSide:
             message = said["error"]["message"] if isinstance(said.get("error"), dict) else said.get("message", said)
         except (ValueError, KeyError, AttributeError):
             message = reply.text
-        hint = {401: "; give api_key=KEY", 404: "; it has to offer /v1/completions"}.get(reply.status_code, "")
+        hint = {401: "; give api_key=KEY", 404: "; a side needs /v1/completions"}.get(reply.status_code, "")
         return SideError(f"{self.name}: {reply.request.url} answers {reply.status_code}: {message!s:.400}{hint}")
 
 

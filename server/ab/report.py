@@ -154,5 +154,5 @@ def _table(title: str, *columns: str) -> Table:
         title=title, title_justify="left", title_style="", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index else "left", no_wrap=True)
+        made.add_column(column, justify="right" if index else "left", no_wrap=bool(index), overflow="fold")
     return made
