@@ -27,6 +27,8 @@ from turnout.core.interfaces import (
 from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, LayerSpec, ModelError
 
+SAMPLE = 1 << 16  # bytes
+
 Progress = Callable[[str, float], None]  # (what is being done, share done)
 
 
@@ -71,7 +73,7 @@ def build_engine(
         max_num_batched_tokens=config.limits.max_num_batched_tokens,
         fingerprint=fingerprint(config, path, found),
         composition=to_container(config, found),
-        plugins=found.describe(chosen(config, found)),
+        plugins=_described(config, found),
         versions=plugins.versions(),
         notes=tuple(n for n in (*info.notes, chose, note) if n),
     )
@@ -85,10 +87,30 @@ def fingerprint(config: Config, path: str, found: Plugins) -> str:
 
     The same stack restarted has the same one.
     """
-    files = sorted((f.name, f.stat().st_size) for f in Path(path).iterdir() if f.is_file())
+    files = sorted((f.name, _sampled(f)) for f in Path(path).iterdir() if f.is_file())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
-    parts = [to_container(config, found), files, found.describe(chosen(config, found)), plugins.versions(), device]
+    parts = [to_container(config, found), files, _described(config, found), plugins.versions(), device]
     return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _described(config: Config, found: Plugins) -> dict[str, dict[str, str]]:
+    """The chosen plugins, each with what its optional `kernels() -> str` says of the native code it computes with."""
+    described = found.describe(chosen(config, found))
+    for slot, about in described.items():
+        kernels = getattr(getattr(config, slot), "kernels", None)
+        if kernels is not None and (name := kernels()):
+            about["kernels"] = name
+    return described
+
+
+def _sampled(file: Path) -> str:
+    """A hash of a file's size, beginning, middle and end: weights trained further differ everywhere."""
+    size, found = file.stat().st_size, hashlib.sha256()
+    with file.open("rb") as opened:
+        for place in (0, size // 2, size - SAMPLE):
+            opened.seek(max(place, 0))
+            found.update(opened.read(SAMPLE))
+    return f"{size} {found.hexdigest()}"
 
 
 def _negotiate(config: Config, info: ModelInfo, found: Plugins) -> str:

@@ -42,6 +42,10 @@ class CpuAttention:
         """Why it can't be had on this machine."""
         return native.obstacle()
 
+    @staticmethod
+    def kernels() -> str:
+        return native.kernels()
+
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
         """Zeros whose pages take memory only when they are written. Raises NativeError when the kernels don't build."""
         self._attend = native.library().turnout_attend

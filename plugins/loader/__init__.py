@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnout.core import Model, ModelInfo, ModelLoader, Quantizer, Register, hookimpl
+from turnout.plugins import native
 from turnout.plugins.loader import checkpoint, model
 
 
@@ -23,6 +24,10 @@ class Transformers:
     def load(self, info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None]) -> Model:
         assert isinstance(info, model.Info), "the engine gives back what `inspect` returned"
         return model.load(info, quantizer, progress)
+
+    @staticmethod
+    def kernels() -> str:
+        return native.kernels()
 
 
 @hookimpl

@@ -63,6 +63,12 @@ def obstacle() -> str | None:
     return None
 
 
+def kernels() -> str:
+    """A name of the native code that runs here: another source, compiler or machine has another. Empty: none runs."""
+    tool = compiler()
+    return "" if obstacle() or tool is None else f"native {_key(tool)}"
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled if this machine has not done so yet. Raises NativeError."""
@@ -89,8 +95,7 @@ def _built() -> Path:
     why, tool = obstacle(), compiler()
     if why or tool is None:
         raise NativeError(why or REMEDY)
-    key = hashlib.sha256(SOURCE.read_bytes() + "\0".join([*FLAGS, tool, _machine()]).encode()).hexdigest()[:16]
-    target = cache_folder() / "native" / f"kernels-{key}.so"
+    target = cache_folder() / "native" / f"kernels-{_key(tool)}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +108,10 @@ def _built() -> Path:
             raise NativeError(f"{tool} could not compile the native kernels: {done.stderr.strip()[-600:]}")
         draft.replace(target)  # whole or not at all, whoever else compiles at the same time
     return target
+
+
+def _key(tool: str) -> str:
+    return hashlib.sha256(SOURCE.read_bytes() + "\0".join([*FLAGS, tool, _machine()]).encode()).hexdigest()[:16]
 
 
 def _machine() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,30 @@ def test_two_stacks_never_share_a_fingerprint_and_the_same_stack_keeps_its_own(c
     assert len(set(prints)) == len(changes)
     assert prints == [fingerprint(composed(*change), folder, found) for change in changes]
     assert fingerprint(composed("server.port=1234"), folder, found) == prints[0]
+
+
+def test_other_kernels_and_other_weights_of_the_same_size_are_another_stack(
+    composed: Compose, folder: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    found = plugins.load()
+    before = fingerprint(composed("attention=cpu"), folder, found)
+    source = tmp_path / "kernels.cpp"
+    source.write_text("// another source")
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "SOURCE", source)
+        patch.setattr(native, "obstacle", lambda: None)
+        patch.setattr(native, "compiler", lambda: "g++")
+        assert fingerprint(composed("attention=cpu"), folder, found) != before
+    if native.obstacle() is None:
+        assert build._described(composed("attention=cpu"), found)["attention"]["kernels"] == native.kernels() != ""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert fingerprint(composed("attention=cpu"), str(copy), found) == before, "the model is named as before"
+    weights = copy / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    assert fingerprint(composed("attention=cpu"), str(copy), found) != before
 
 
 def test_a_configuration_survives_the_way_to_another_process(composed: Compose) -> None:
