@@ -5,6 +5,7 @@ fake runner's memory, never into a block manager: any that keeps the contract pa
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -45,6 +46,7 @@ class WatchedRunner:
         assert isinstance(inner, TokenCacheRunner)
         self.inner, self.engine, self.ledger = inner, engine, ledger
         self.fail: str | None = None
+        self.moved: Counter[str] = Counter()  # blocks, by the counter that should say so
         self._failed_in_a_row = 0
         engine._runner = self
         self.begin()
@@ -82,6 +84,14 @@ class WatchedRunner:
         except Exception as error:
             self.faults.append(f"the step can't be computed: {type(error).__name__}: {error}")
             raise
+        first = (
+            self.engine._swapper.num_blocks
+        )  # the block manager's host blocks lie behind those for preempted requests
+        swapped_in = sum(move.source < first for move in step.swap_in)
+        self.moved["swapped_blocks_in"] += swapped_in
+        self.moved["blocks.tier_in"] += len(step.swap_in) - swapped_in
+        self.moved["blocks.tier_out"] += sum(move.target >= first for move in step.swap_out)
+        self.moved["blocks.copied"] += len(step.copies)
         for request, start, count, _ in step.chunks:
             prefix = array("i", request.tokens[: start + count]).tobytes()
             self.ledger.computed.update(
@@ -127,6 +137,7 @@ def audit(engine: Engine, runner: TokenCacheRunner) -> None:
         _holds(request, runner.cache[list(request.blocks)].ravel().tolist(), "its blocks hold")
     for request in engine.waiting:
         if request.host_blocks:
+            assert request.num_computed, f"{request.id} lies in host memory with nothing computed"
             _holds(request, runner.host[request.host_blocks].ravel().tolist(), "host memory holds")
         else:
             assert request.num_computed == 0, f"{request.id} waits with {request.num_computed} tokens computed"

@@ -224,5 +224,9 @@ class Watched:
         )
         given = sum(len(asked.got) for asked in self._all)
         assert stats.generated_tokens == given, f"{given} tokens were given, {stats.generated_tokens} counted"
+        for name, count in self.runner.moved.items():
+            assert self.ledger.counters[name] == count, (
+                f"{name} is {self.ledger.counters[name]}, {count} blocks were moved"
+            )
         sent_back = sum(asked.request.num_preemptions for asked in self._all)
         assert stats.preemptions_recompute + stats.preemptions_swap == sent_back, "preemptions are counted wrong"
