@@ -6,6 +6,7 @@
 from turnout.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
 from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
+from turnout.testing.equivalence import assert_equivalent, open_engine
 from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 from turnout.testing.policies import PreemptionContract, SchedulerContract
 
@@ -16,12 +17,14 @@ __all__ = [
     "PreemptionContract",
     "SchedulerContract",
     "TokenCacheRunner",
+    "assert_equivalent",
     "attention_cases",
     "attention_oracle",
     "check_balance",
     "check_component",
     "continuation",
     "make_engine",
+    "open_engine",
     "run_attention",
     "serve_all",
 ]

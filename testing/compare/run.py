@@ -9,7 +9,8 @@ What two honest engines may differ in when they write freely follows from step 1
 no near tie. Sampled writings are judged twice. By how surprising the tokens drawn are beside what the side's own
 distribution makes one expect at that temperature: it is the same for both, whatever was drawn. And by whether the same
 seed draws the same, as far as the distributions are so close that it must: each border between listed tokens moves at most
-by their distance (Pinsker's inequality), so that many times the distance explains a difference.
+by their distance (Pinsker's inequality), so that many times the distance explains a difference. Where that explains nearly
+all, it is not judged.
 """
 
 from __future__ import annotations
@@ -169,10 +170,10 @@ def _compared(
     noise, table = _table(items, first, again), _table(items, first, other)
     own, parted = _divergences(items, first, again), _divergences(items, first, other)
     excess = _excess(table, noise, near_tie)
+    excess["greedy", "all"] = _counts(parted, near_tie, False) - _counts(own, near_tie, False)
     allowed = _explained(table, len(items), settings)
-    for name, sampled in (("greedy", False), ("sampled", True)) if other.sampled else (("greedy", False),):
-        counted = [_counts(found, near_tie, sampled) for found in (parted, own)]
-        excess[name, "all"] = counted[0] - counted[1] - (allowed if sampled else 0.0)
+    if other.sampled and allowed.mean() < effects["sampled"] / 2:
+        excess["sampled", "all"] = _counts(parted, near_tie, True) - _counts(own, near_tie, True) - allowed
     if other.sampled:
         hotter = _surprise(items, other, settings) - _surprise(items, again, settings)
         excess["surprise", "hotter"], excess["surprise", "colder"] = hotter, -hotter
