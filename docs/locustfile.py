@@ -16,14 +16,14 @@ import os
 import random
 import time
 
-from locust import FastHttpUser, constant, events, task
+from locust import HttpUser, constant, events, task
 
 PROMPT_WORDS = int(os.environ.get("PROMPT_WORDS", "100"))
 MAX_TOKENS = int(os.environ.get("MAX_TOKENS", "64"))
 WORDS = "the sea a train to station old slow on platform of light after when rain a city under and".split()
 
 
-class Reader(FastHttpUser):
+class Reader(HttpUser):
     """Asks for completions and reads them as they come."""
 
     wait_time = constant(0)
@@ -48,7 +48,7 @@ class Reader(FastHttpUser):
         num_tokens, ended, trouble = 0, False, None
         with self.client.post("/v1/completions", json=body, stream=True, catch_response=True) as reply:
             if reply.status_code != 200:
-                reply.failure(f"HTTP {reply.status_code}")
+                reply.failure(f"HTTP {reply.status_code}: {reply.text[:200]}")
                 return
             for line in reply.iter_lines():
                 text = line.decode() if isinstance(line, bytes) else line
