@@ -82,7 +82,7 @@ def _items(workload: Workload, sides: Sequence[Compared], num_prompts: int, max_
     from turnout.testing.compare.sides import Item
 
     if not isinstance(workload, str):
-        given = workload[:num_prompts]
+        given: Sequence[Item | Sequence[int]] = workload[:num_prompts]
         return [one if isinstance(one, Item) else Item(f"prompt {n}", tuple(one)) for n, one in enumerate(given)]
     from turnout.server.ab.workload import load
     from turnout.server.text import Text

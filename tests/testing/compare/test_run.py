@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from engines import BACKENDS, NO_NATIVE, engine_on
+from ab_faults import FourBits, Hot, Swapped
+from engines import NO_NATIVE, engine_on
 from models import save
 
-from turnout.core import Batch, LayerSpec, Sampling
-from turnout.plugins.attention.torch_sdpa import Plan, TorchAttention
+from turnout.core import Sampling
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 from turnout.testing.compare.run import Settings, compare
-from turnout.testing.compare.sides import EngineSide, Item, SideError, Written
+from turnout.testing.compare.sides import EngineSide, Item, SideError
 from turnout.testing.compare.verdict import Verdict
 
 SETTINGS = Settings(max_tokens=12, num_top=10)
-WINDOW, BLOCK, FAR = 24, 16, 64
+WINDOW, BLOCK, FAR = 24, 16, Swapped.beyond
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,8 +34,12 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = save("mistral", tmp_path_factory.mktemp("mistral"), sliding_window=WINDOW)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("mistral", tmp_path_factory.mktemp("mistral"), sliding_window=WINDOW)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
     return load(inspect(str(folder), "float32", "cpu"), Unquantized(), lambda done, total: None)
 
 
@@ -47,58 +52,6 @@ def items() -> list[Item]:
 
 def side(model: Model, attention: str = "torch") -> EngineSide:
     return EngineSide(attention, engine_on(model, attention=attention, num_blocks=400, block_size=BLOCK))
-
-
-class Scaled(TorchAttention):
-    """The scale is off by one per cent."""
-
-    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
-        return super().plan(batch, replace(layer, scale=layer.scale * 1.01), block_size)
-
-
-class WiderWindow(TorchAttention):
-    """The window is off by one."""
-
-    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
-        return super().plan(batch, replace(layer, window=(layer.window or 0) + 1), block_size)
-
-
-class Swapped(TorchAttention):
-    """Two blocks of long contexts are exchanged, the second and third from the end."""
-
-    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
-        table = batch.block_table.clone()
-        for row, length in enumerate(batch.kv_lens_host):
-            last = (length - 1) // block_size
-            if length > FAR:
-                table[row, [last - 1, last]] = table[row, [last, last - 1]]
-        return super().plan(replace(batch, block_table=table), layer, block_size)
-
-
-class Dropped(TorchAttention):
-    """Decodes do not see the part-full last block, but for the token itself."""
-
-    def run(  # type: ignore[no-untyped-def]
-        self, q, k, v, cache, plan, sinks
-    ) -> torch.Tensor:
-        out = super().run(q, k, v, cache, plan, sinks)
-        return torch.where(self.partial[:, None, None], out * 0.9, out)
-
-    def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
-        owner = torch.repeat_interleave(torch.tensor(batch.query_lens_host))
-        decoding = torch.tensor(batch.query_lens_host)[owner] == 1
-        self.partial = decoding & (torch.tensor(batch.kv_lens_host)[owner] % block_size != 0)
-        return super().plan(batch, layer, block_size)
-
-
-BACKENDS.update({"scaled": Scaled, "wider window": WiderWindow, "swapped": Swapped, "dropped": Dropped})
-
-
-class Hot(EngineSide):
-    """Every temperature is replaced by another, and nothing says so."""
-
-    def write(self, items: Sequence[Item], samplings: Mapping[str, Sampling], num_top: int) -> dict[str, Written]:
-        return super().write(items, {rid: replace(s, temperature=1.5) for rid, s in samplings.items()}, num_top)
 
 
 def test_an_engine_is_equivalent_to_itself(model: Model, items: list[Item]) -> None:
@@ -119,6 +72,15 @@ def test_backends_that_compute_the_same_are_equivalent(model: Model, items: list
 def test_a_planted_fault_is_different(model: Model, items: list[Item], fault: str) -> None:
     [found] = compare(side(model), [side(model, fault)], items, SETTINGS)
     assert found.verdict is Verdict.DIFFERENT
+
+
+def test_a_zero_point_off_by_one_in_one_layer_is_different(folder: Path, items: list[Item]) -> None:
+    right, wrong = (
+        load(inspect(str(folder), "float32", "cpu"), FourBits(name), lambda done, total: None)
+        for name in ("", "model.layers.1.self_attn.v_proj")
+    )
+    [same, found] = compare(side(right), [side(right), side(wrong)], items, SETTINGS)
+    assert (same.verdict, found.verdict) == (Verdict.EQUIVALENT, Verdict.DIFFERENT)
 
 
 def test_a_fault_of_long_contexts_is_found_there_and_nowhere_else(model: Model, items: list[Item]) -> None:
