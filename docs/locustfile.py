@@ -20,7 +20,27 @@ from locust import HttpUser, constant, events, task
 
 PROMPT_WORDS = int(os.environ.get("PROMPT_WORDS", "100"))
 MAX_TOKENS = int(os.environ.get("MAX_TOKENS", "64"))
-WORDS = "the sea a train to station old slow on platform of light after when rain a city under and".split()
+WORDS = [
+    "the",
+    "sea",
+    "a",
+    "train",
+    "to",
+    "station",
+    "old",
+    "slow",
+    "on",
+    "platform",
+    "of",
+    "light",
+    "after",
+    "when",
+    "rain",
+    "a",
+    "city",
+    "under",
+    "and",
+]
 
 
 class Reader(HttpUser):
