@@ -19,8 +19,9 @@ from turnout.server.bench.load import Load
 from turnout.server.bench.measure import EngineSubject, measured
 from turnout.server.bench.prompts import Model, Prompts
 from turnout.server.bench.sample import Sample
+from turnout.server.simulate.agents import Agents
 from turnout.server.simulate.arrivals import Arrival, prompt, sampling
-from turnout.server.simulate.synthetic import Agents, Chat, Poisson
+from turnout.server.simulate.synthetic import Chat, Poisson
 
 LAW = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)  # a step takes a second, and a tenth for each prompt token
 MODEL = Model(900, 400)
