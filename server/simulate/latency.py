@@ -65,6 +65,11 @@ class Fitted:
         self._fit = fit(np.array([features(work) for work in works]), seconds)
         self._weights = tuple(self._fit.weights)
 
+    @property
+    def found(self) -> Fit:
+        """Once started."""
+        return self._fit
+
     def seconds(self, work: Work) -> float:
         step, token, pair, decode, key, sample, block = self._weights
         return (

@@ -1,0 +1,134 @@
+"""`turnout tune`: check everything, walk, write the composition and the evidence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnout.core import plugins
+from turnout.core.plugins import PluginError, Plugins
+from turnout.core.types import ContractError, ModelError
+from turnout.server.overrides import MANY, Usage, checked, in_order, objects, try_composing
+from turnout.server.simulate.points import expand
+from turnout.server.tune.config import TuneConfig
+
+if TYPE_CHECKING:
+    from turnout.server.tune.trials import Make
+
+
+def run(args: list[str]) -> int:
+    """Exit code 0: done, whether or not something better was found; 1: an engine failed, or the result's answers are different;
+    130: interrupted. Raises Usage when the command, the configuration or the workload is wrong."""
+    found = plugins.load()
+    for name, why in found.faults.items():
+        logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
+    if any(arg in MANY for arg in args):
+        raise Usage("turnout tune starts from one composition and varies it itself; turnout bench --multirun sweeps")
+    args = in_order(args)
+    flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
+    points = expand(args[:flags], found)
+    if len(points) > 1:
+        raise Usage(
+            f"the comma lists make {len(points)} compositions; turnout tune starts from one and varies it itself"
+        )
+    if args[flags:]:
+        return _show(points[0].overrides, args[flags:], found)
+    overrides = dict(override.split("=", 1) for override in checked(points[0].overrides, found))
+
+    def compose(changed: Mapping[str, str]) -> Make:
+        return _maker(changed, found)
+
+    try:
+        config = compose(overrides)()
+        _check(config)
+        return _tune(overrides, config, found)
+    except (ModelError, PluginError, ValueError) as error:
+        raise Usage(str(error)) from error
+    except (ContractError, RuntimeError, OSError) as error:
+        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> int:
+    from rich.console import Console
+
+    from turnout.server.bench.environment import environment
+    from turnout.server.tune.composition import command_of, preset
+    from turnout.server.tune.progress import Progress
+    from turnout.server.tune.report import evidence, markdown, show
+    from turnout.server.tune.walk import Tuner
+
+    if config.threads is not None:
+        import torch
+
+        torch.set_num_threads(config.threads)
+    where = environment()
+    with Progress() as progress:
+        walk = Tuner(overrides, lambda changed: _maker(changed, found), found, progress).run()
+    result: dict[str, Any] = {"environment": where} | evidence(walk, config)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    show(console, result)
+    for path, text in (
+        (config.out, json.dumps(result, indent=1, default=str) + "\n"),
+        (config.markdown, markdown(result)),
+    ):
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+            console.print(f"{path} has the evidence", highlight=False, soft_wrap=True, markup=False)
+    if result["answers"] == "different":
+        console.print("nothing is written: the result's answers are not the baseline's", markup=False)
+        return 1
+    file = Path(config.composition)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tuned = _maker(walk.overrides, found)()
+    file.write_text(preset(tuned, found, ["by turnout tune", *result["summary"]]), encoding="utf-8")
+    console.print(
+        f"{file} has the composition: {command_of(config.composition)}", highlight=False, soft_wrap=True, markup=False
+    )
+    return 0
+
+
+def _show(overrides: list[str], flags: list[str], found: Plugins) -> int:
+    """Let Hydra show what it was asked for: --help, --cfg job."""
+    import hydra
+
+    sys.argv = ["turnout tune", *_presets(found), *checked(overrides, found), *flags]
+    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="tune")(lambda composed: None)()
+    return 0
+
+
+def _presets(found: Plugins) -> list[str]:
+    return [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in found.presets)}]"] if found.presets else []
+
+
+def _maker(overrides: Mapping[str, str], found: Plugins) -> Make:
+    """Compose now, make objects whenever they are wanted. Raises Usage, and what the options raise."""
+    composed = try_composing("tune", [*_presets(found), *(f"{key}={value}" for key, value in overrides.items())], found)
+
+    def make() -> TuneConfig:
+        config = objects(composed, found)
+        assert isinstance(config, TuneConfig)
+        return config
+
+    make()
+    return make
+
+
+def _check(config: TuneConfig) -> None:
+    """Raise ValueError now for what would fail in the end."""
+    from turnout.server.tune.variables import check
+
+    check(config.variables)
+    for key in ("out", "markdown"):
+        path = getattr(config, key)
+        if path is not None and not Path(path).parent.is_dir():
+            raise ValueError(f"{key}={path}: there is no folder {Path(path).parent}")
+    file = Path(config.composition)
+    if file.suffix != ".yaml":
+        raise ValueError(f"composition={config.composition}: the file must end in .yaml, as Hydra's presets do")

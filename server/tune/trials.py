@@ -1,0 +1,135 @@
+"""Try a composition: on the engine, or in the simulator with a law of step times learned from the engine."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from turnout.core.build import build_engine
+from turnout.core.engine import Engine
+from turnout.core.hooks import Hooks
+from turnout.server.bench.load import First
+from turnout.server.bench.measure import EngineSubject
+from turnout.server.bench.summary import over_runs, summary
+from turnout.server.simulate.arrivals import Workload
+from turnout.server.simulate.config import SimulateConfig, Target
+from turnout.server.simulate.latency import Fitted
+from turnout.server.simulate.loop import Simulation
+from turnout.server.steplog.observe import recording
+from turnout.server.tune.config import TuneConfig
+from turnout.server.tune.goal import BOUNDED, Outcome
+from turnout.server.tune.load import Same
+
+WARMUP = 4  # requests
+RECORD_LIMIT = 2**30  # bytes
+
+Make = Callable[[], TuneConfig]  # components have state: each trial gets new ones
+Tell = Callable[[str, int], None]
+Values = dict[str, Any]
+
+
+class Measured(NamedTuple):
+    """A run on the engine."""
+
+    outcome: Outcome
+    spread: tuple[float, float]  # least and most output tokens a second of the repetitions
+    numbers: Values  # the median of every number
+
+
+class Law(NamedTuple):
+    """What the simulator knows of this engine."""
+
+    latency: Fitted
+    capacity: int  # tokens that the cache holds
+    max_model_len: int
+    median_error: float  # relative, of a step's time, on steps held out
+    p90_error: float
+
+
+@contextmanager
+def engine_of(make: Make, tell: Tell) -> Iterator[Engine]:
+    """An engine, and afterwards the room it took."""
+    engine = build_engine(make(), lambda stage, share: tell(stage, 0))
+    try:
+        yield engine
+    finally:
+        del engine
+        gc.unfreeze()  # building froze what was there
+        gc.collect()
+
+
+def same(config: TuneConfig, engine: Engine) -> Same:
+    """The workload for this engine and its simulation."""
+    info = engine.info
+    room = min(info.max_model_len, info.capacity)
+    return Same(config.workload, config.clients, config.max_requests, room)
+
+
+def measure(engine: Engine, make: Make, tell: Tell) -> Measured:
+    """Warm up, then run the load `repetitions` times. Raises ValueError when every request failed."""
+    subject, config = EngineSubject(engine, 0.0), make()
+    subject.run(First(same(config, engine), WARMUP), 0, WARMUP, math.inf, tell)
+    runs = []
+    for number in range(1, config.repetitions + 1):
+        ran = subject.run(same(make(), engine), number, None, math.inf, tell)
+        if not ran.whole:
+            raise KeyboardInterrupt
+        runs.append(summary(ran.samples, ran.seconds, ran.last_planned, Target(), open_loop=False))
+    median, extent = over_runs(runs)
+    if not median["requests.finished"]:
+        raise ValueError(f"every request failed: {runs[0]['requests']['errors']}")
+    p99 = {name: median[f"{name}.p99"] for name in BOUNDED}
+    outcome = Outcome(median["throughput.output_tokens"], p99, extent["requests.failed"][1] == 0)
+    least, most = extent["throughput.output_tokens"]
+    return Measured(outcome, (least, most), median)
+
+
+def learn(make: Make, hooks: Hooks, folder: Path, tell: Tell) -> Law:
+    """Record one run of the load and fit the law of its step times. Raises ValueError where too few steps were seen."""
+    log, config = folder / "baseline.jsonl", make()
+    with (
+        recording(hooks, str(log), RECORD_LIMIT) as recorder,
+        engine_of(make, tell) as engine,
+    ):  # it is heard from its begin
+        assert recorder is not None
+        recorder.begin(engine.info)
+        subject = EngineSubject(engine, 0.0)
+        subject.run(First(same(config, engine), WARMUP), 0, WARMUP, math.inf, tell)
+        if not subject.run(same(config, engine), 1, None, math.inf, tell).whole:
+            raise KeyboardInterrupt
+        info = engine.info
+    law = Fitted(str(log))
+    law.start(info.block_size)
+    fit = law.found
+    return Law(law, info.capacity, info.max_model_len, fit.median_error, fit.p90_error)
+
+
+class _Learned:
+    """A law that was fitted already. See Latency."""
+
+    def __init__(self, law: Fitted) -> None:
+        self.seconds, self.assumptions = law.seconds, law.assumptions
+
+    def start(self, block_size: int) -> None: ...
+
+
+def simulate(make: Make, law: Law, hooks: Hooks, workload: Workload | None = None) -> Outcome:
+    """The same load, or another, under the same memory in the simulator. Raises ValueError where nothing can run."""
+    config = make()
+    blocks = config.blocks
+    if blocks.num_blocks is None:
+        blocks.num_blocks = max(1, law.capacity // blocks.block_size)
+    room = min(law.max_model_len, blocks.num_blocks * blocks.block_size)
+    load = workload or Same(config.workload, config.clients, config.max_requests, room)
+    config.limits.max_model_len = law.max_model_len
+    simulated = SimulateConfig(
+        config.scheduler, config.preemption, blocks, load, _Learned(law.latency), config.limits, Target(None, None)
+    )
+    record = Simulation(simulated, hooks).run()
+    seconds = record.seconds or 1.0
+    p99 = {name: getattr(record, name).quantile(0.99) for name in BOUNDED}
+    return Outcome(record.stats.generated_tokens / seconds, p99, record.num_refused == 0)
