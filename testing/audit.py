@@ -1,19 +1,19 @@
-"""What must hold of an engine on the fake model between two calls, and within a step. It looks into the engine and the
-fake runner's memory, never into a block manager: any that keeps the contract passes.
+"""What must hold of an engine on the fake model between two calls. It looks into the engine and the fake runner's memory,
+never into a block manager: any that keeps the contract passes.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+import numpy as np
 
 from turnout.core.engine import Engine
 from turnout.core.interfaces import SharingBlocks
-from turnout.core.types import Chunk, Request, Result, Stats, Step
-from turnout.testing.fake import TokenCacheRunner, check_balance
+from turnout.core.types import Request, Stats
+from turnout.testing.fake import check_balance
+from turnout.testing.witness import Witness
 
 GAUGES = {  # of Stats; everything else only grows
     "num_running",
@@ -30,115 +30,15 @@ GAUGES = {  # of Stats; everything else only grows
 _PLAIN = (int, float, bytes, type(None), type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
 
-@dataclass
-class Ledger:
-    """What was seen so far."""
-
-    computed: set[tuple[str | None, bytes]] = field(default_factory=set)  # (salt, prefix) of all that was computed
-    counters: dict[str, float] = field(default_factory=dict)
-
-
-class WatchedRunner:
-    """Stands before the engine's runner, sees every step, and fails when it is told to."""
-
-    def __init__(self, engine: Engine, ledger: Ledger) -> None:
-        inner = engine._runner
-        assert isinstance(inner, TokenCacheRunner)
-        self.inner, self.engine, self.ledger = inner, engine, ledger
-        self.fail: str | None = None
-        self.moved: Counter[str] = Counter()  # blocks, by the counter that should say so
-        self._failed_in_a_row = 0
-        engine._runner = self
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last step."""
-        self.faults: list[str] = []  # the engine takes an exception of the runner for a failed step
-        self.doomed: set[str] = set()  # requests that end with an error
-        self.progress = False
-        self.failed: str | None = None  # how
-
-    def run(self, step: Step) -> Result:
-        self.faults += _step_faults(self.engine, self.ledger, step)
-        self.progress = any(chunk.end > chunk.request.furthest for chunk in step.chunks)
-        how, self.fail = self.fail, None
-        if how in ("before", "after") and self._failed_in_a_row < 2:
-            self._failed_in_a_row += 1
-            self.failed = how
-            self.doomed = {chunk.request.id for chunk in step.chunks}
-            self.progress = True  # somebody ends
-            if how == "after":
-                self.inner.run(step)
-            raise RuntimeError(f"failed {how} it was computed")
-        self._failed_in_a_row = 0
-        result = self._computed(step)
-        sampling = [chunk.request.id for chunk in step.chunks if chunk.samples]
-        if how == "one" and sampling:
-            self.doomed, self.failed = {sampling[0]}, how
-            return result._replace(errors={0: "failed alone"})
-        return result
-
-    def _computed(self, step: Step) -> Result:
-        try:
-            result = self.inner.run(step)
-        except Exception as error:
-            self.faults.append(f"the step can't be computed: {type(error).__name__}: {error}")
-            raise
-        first = (
-            self.engine._swapper.num_blocks
-        )  # the block manager's host blocks lie behind those for preempted requests
-        swapped_in = sum(move.source < first for move in step.swap_in)
-        self.moved["swapped_blocks_in"] += swapped_in
-        self.moved["blocks.tier_in"] += len(step.swap_in) - swapped_in
-        self.moved["blocks.tier_out"] += sum(move.target >= first for move in step.swap_out)
-        self.moved["blocks.copied"] += len(step.copies)
-        for request, start, count, _ in step.chunks:
-            prefix = array("i", request.tokens[: start + count]).tobytes()
-            self.ledger.computed.update(
-                (request.salt, prefix[: 4 * end]) for end in range(start + 1, start + count + 1)
-            )
-        return result
-
-
-def _step_faults(engine: Engine, ledger: Ledger, step: Step) -> Iterator[str]:
-    """What is wrong with a step before it is computed."""
-    info, size = engine.info, engine.info.block_size
-    if step.num_tokens > info.max_num_batched_tokens:
-        yield f"the step has {step.num_tokens} tokens, the budget is {info.max_num_batched_tokens}"
-    owners = _owners(engine)
-    for chunk in step.chunks:
-        request = chunk.request
-        if chunk.start != request.num_computed or chunk.num_tokens < 1 or chunk.end > len(request.tokens):
-            yield f"{request.id} has {request.num_computed} of {len(request.tokens)} computed and gets {_span(chunk)}"
-        if chunk.start and (request.salt, array("i", request.tokens[: chunk.start]).tobytes()) not in ledger.computed:
-            yield f"{request.id} starts at {chunk.start}, and nobody with its salt computed what comes before"
-        for block in request.blocks[chunk.start // size : -(-chunk.end // size)]:
-            others = [rid for rid in owners.get(block, ()) if rid != request.id]
-            if others:
-                yield f"{request.id} writes into block {block}, which {', '.join(others)} holds too"
-
-
-def _span(chunk: Chunk) -> str:
-    return f"{chunk.start} to {chunk.end}"
-
-
-def _owners(engine: Engine) -> Mapping[int, list[str]]:
-    owners: dict[int, list[str]] = {}
-    for request in (*engine.running, *engine.waiting, *engine._kept.values()):
-        for block in request.blocks:
-            owners.setdefault(block, []).append(request.id)
-    return owners
-
-
-def audit(engine: Engine, runner: TokenCacheRunner) -> None:
+def audit(engine: Engine, witness: Witness) -> None:
     """Raises AssertionError when the books or the memory are wrong between two calls of the engine."""
     check_balance(engine)
     for request in (*engine.running, *engine._kept.values()):
-        _holds(request, runner.cache[list(request.blocks)].ravel().tolist(), "its blocks hold")
+        _hold(request, list(request.blocks), witness.inner.cache, witness.contexts.cache, witness, "its blocks hold")
     for request in engine.waiting:
         if request.host_blocks:
             assert request.num_computed, f"{request.id} lies in host memory with nothing computed"
-            _holds(request, runner.host[request.host_blocks].ravel().tolist(), "host memory holds")
+            _hold(request, request.host_blocks, witness.inner.host, witness.contexts.host, witness, "host memory holds")
         else:
             assert request.num_computed == 0, f"{request.id} waits with {request.num_computed} tokens computed"
     free = engine._swapper._free
@@ -147,20 +47,26 @@ def audit(engine: Engine, runner: TokenCacheRunner) -> None:
     assert len(engine.running) <= engine.info.max_num_seqs, f"{len(engine.running)} run at once"
 
 
-def _holds(request: Request, held: list[int], where: str) -> None:
+def _hold(
+    request: Request, blocks: list[int], tokens: np.ndarray, contexts: np.ndarray, witness: Witness, where: str
+) -> None:
+    """The blocks hold the request's tokens, each computed behind those before it."""
     count = request.num_computed
     assert count <= len(request.tokens), f"{request.id} computed {count} of {len(request.tokens)} tokens"
-    assert held[:count] == request.tokens[:count], f"{request.id}: {where} {held[:count]}, not {request.tokens[:count]}"
+    held = tokens[blocks].ravel()[:count].tolist()
+    assert held == request.tokens[:count], f"{request.id}: {where} {held}, not {request.tokens[:count]}"
+    computed = contexts[blocks].ravel()[:count].tolist()
+    assert computed == witness.contexts.of(request, count), f"{request.id}: {where} tokens computed behind others"
 
 
-def audit_stats(engine: Engine, ledger: Ledger) -> None:
+def audit_stats(engine: Engine, witness: Witness) -> None:
     """Raises AssertionError when a gauge is wrong, or a counter fell. Every call but `add` sets them."""
     stats, waiting = engine.stats, engine.waiting
     gauges = len(waiting), len(engine.running), sum(bool(r.host_blocks) for r in waiting), engine._blocks.num_free
     shown = stats.num_waiting, stats.num_running, stats.num_swapped, stats.num_blocks_free
     assert shown == gauges, f"waiting, running, swapped and free are {gauges}, shown as {shown}"
-    before, ledger.counters = ledger.counters, counters(stats)
-    for name, value in ledger.counters.items():
+    before, witness.counters = witness.counters, counters(stats)
+    for name, value in witness.counters.items():
         assert value >= before.get(name, 0), f"the counter {name} fell from {before.get(name, 0)} to {value}"
     assert stats.swapped_blocks_in <= stats.swapped_blocks_out, "more blocks came back from host memory than went there"
 
@@ -172,7 +78,8 @@ def counters(stats: Stats) -> dict[str, float]:
 
 
 def full_house(engine: Engine) -> None:
-    """Raises AssertionError unless the idle engine's block manager can hand out every block once, and none twice."""
+    """Raises AssertionError unless the idle engine's block manager can hand out every block once, and none twice. What it
+    knew of their contents is forgotten then, but for a host tier."""
     manager, everything = engine._blocks, list(range(engine.info.num_blocks))
     if isinstance(manager, SharingBlocks):
         manager.begin(engine._clock())

@@ -134,7 +134,9 @@ def operations() -> st.SearchStrategy[Operation]:
         which, child = dice.choice(like)
         own = (100 + dice.randrange(3),) * dice.choice((0, 1, 1, 3) if child else range(9))  # one ends within a block
         max_tokens = dice.choice((0, 1, 2, 3, 6, 9, 14))
-        add = Add(dice.randrange(15), own, max_tokens, dice.choice(options), which, child, *dice.choice(more))
+        add = Add(
+            dice.choice((0, 0, *range(15))), own, max_tokens, dice.choice(options), which, child, *dice.choice(more)
+        )
         pool += [add, dice.choice(STEPS), add, dice.choice(RARE) if dice.random() < 0.8 else STEPS[0]]
     return st.sampled_from(pool)
 

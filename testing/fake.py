@@ -46,13 +46,7 @@ class TokenCacheRunner:
 
     def run(self, step: Step) -> Result:
         self.steps.append(step)
-        for move in step.swap_out:
-            self.host[move.target] = self.cache[move.source]
-        copied = [(move.target, self.cache[move.source].copy()) for move in step.copies]
-        for target, held in copied:
-            self.cache[target] = held
-        for move in step.swap_in:
-            self.cache[move.target] = self.host[move.source]
+        move_blocks(step, self.cache, self.host)
         size = self.cache.shape[1]
         for request, start, count, _ in step.chunks:
             for position in range(start, start + count):
@@ -71,6 +65,17 @@ class TokenCacheRunner:
                 ]
                 scores[request.id] = found
         return Result(tokens, scores=scores)
+
+
+def move_blocks(step: Step, cache: np.ndarray, host: np.ndarray) -> None:
+    """Do the step's moves, in their order, between two arrays whose first dimension is the block."""
+    for move in step.swap_out:
+        host[move.target] = cache[move.source]
+    copied = [(move.target, cache[move.source].copy()) for move in step.copies]
+    for target, held in copied:
+        cache[target] = held
+    for move in step.swap_in:
+        cache[move.target] = host[move.source]
 
 
 class _Recompute:

@@ -15,8 +15,9 @@ from turnout.core.hooks import new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.types import ContractError, Finish, Request, Sampling
 from turnout.testing.asked import Asked, said_after
-from turnout.testing.audit import Ledger, WatchedRunner, audit, audit_stats, full_house, reachable
+from turnout.testing.audit import audit, audit_stats, full_house, reachable
 from turnout.testing.fake import make_engine
+from turnout.testing.witness import Witness
 
 _HOOKS = new_hooks()  # no plugin is registered; making it takes longer than most traces
 PLACES = ("waiting", "swapped", "unborn", "running", "kept")
@@ -63,8 +64,7 @@ class Watched:
             hooks=_HOOKS,
             clock=self.clock,
         )
-        self.ledger = Ledger()
-        self.runner = WatchedRunner(self.engine, self.ledger)
+        self.witness = Witness(self.engine)
         self._open: dict[str, Asked] = {}
         self._all: list[Asked] = []
         self._vain = 0  # steps since somebody came further than ever
@@ -113,7 +113,7 @@ class Watched:
         asked = self._open.pop(rid, None)
         if asked is not None:
             asked.finish = Finish.ABORT
-            audit_stats(self.engine, self.ledger)
+            audit_stats(self.engine, self.witness)
         self._check()
 
     def drop(self, rid: str) -> None:
@@ -125,7 +125,7 @@ class Watched:
     def fail(self, how: str = "before") -> None:
         """Let the next forward pass fail: "before" or "after" it was computed, or only the first token it samples:
         "one". Two in a row at most: a third would end the engine."""
-        self.runner.fail = how
+        self.witness.fail = how
 
     def jump(self, seconds: float) -> None:
         """Let time pass."""
@@ -154,14 +154,17 @@ class Watched:
         left = reachable(engine, {asked.request.id for asked in self._all})
         assert not left, f"left behind at the end: {', '.join(left)}"
         full_house(engine)
+        salts = {asked.request.salt for asked in self._all if asked.request.salt}
+        left = [] if engine._sharing and engine._sharing.num_host_blocks else reachable(engine, salts)
+        assert not left, f"no block has contents to be found, and left behind are {', '.join(left)}"
 
     def last(self, rid: str) -> Request:
         """The request that was last queued under this id."""
         return next(asked.request for asked in reversed(self._all) if asked.request.id == rid)
 
     def _step(self) -> None:
-        runner, kept = self.runner, len(self.engine._kept)
-        runner.begin()
+        witness, kept = self.witness, len(self.engine._kept)
+        witness.begin()
         try:
             outputs = self.engine.step()
         except ContractError as error:
@@ -169,24 +172,24 @@ class Watched:
                 raise
             outputs = []
             self.met["step undone"] += 1
-        assert not runner.faults, "; ".join(runner.faults)
+        assert not witness.faults, "; ".join(witness.faults)
         for output in outputs:
             asked = self._open.get(output.request_id)
             assert asked is not None, f"{output.request_id} gets an output, and is not open"
-            asked.take(output, output.request_id in runner.doomed)
+            asked.take(output, output.request_id in witness.doomed)
             if output.finish:
                 del self._open[output.request_id]
         if len(self.engine._kept) < kept:
             self.met["kept given up"] += 1  # for want of blocks
-        if runner.failed:
-            self.met[f"failed: {runner.failed}"] += 1
-        spared = [rid for rid in runner.doomed if rid in self._open]
+        if witness.failed:
+            self.met[f"failed: {witness.failed}"] += 1
+        spared = [rid for rid in witness.doomed if rid in self._open]
         assert not spared, f"{', '.join(spared)} should have ended with an error"
-        self._vain = 0 if runner.progress or not self.engine.busy else self._vain + 1
+        self._vain = 0 if witness.progress or not self.engine.busy else self._vain + 1
         work = sum(len(a.request.tokens) + a.request.sampling.max_tokens for a in self._open.values())
         assert self._vain <= 60 + 2 * work, f"for {self._vain} steps nobody came further; open: {', '.join(self._open)}"
         self._check()
-        audit_stats(self.engine, self.ledger)
+        audit_stats(self.engine, self.witness)
 
     def ids(self, where: str) -> list[str]:
         """Of the requests that are "waiting", "swapped", "unborn", "running" or "kept"."""
@@ -200,7 +203,7 @@ class Watched:
 
     def _check(self) -> None:
         engine = self.engine
-        audit(engine, self.runner.inner)
+        audit(engine, self.witness)
         queued = [request.id for request in (*engine.waiting, *engine.running)]
         assert len(queued) == len(self._open), f"{sorted(queued)} are queued, {sorted(self._open)} are open"
         for asked in self._open.values():
@@ -224,9 +227,9 @@ class Watched:
         )
         given = sum(len(asked.got) for asked in self._all)
         assert stats.generated_tokens == given, f"{given} tokens were given, {stats.generated_tokens} counted"
-        for name, count in self.runner.moved.items():
-            assert self.ledger.counters[name] == count, (
-                f"{name} is {self.ledger.counters[name]}, {count} blocks were moved"
+        for name, count in self.witness.moved.items():
+            assert self.witness.counters[name] == count, (
+                f"{name} is {self.witness.counters[name]}, {count} blocks were moved"
             )
         sent_back = sum(asked.request.num_preemptions for asked in self._all)
         assert stats.preemptions_recompute + stats.preemptions_swap == sent_back, "preemptions are counted wrong"
