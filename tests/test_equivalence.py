@@ -9,6 +9,7 @@ import pytest
 import torch
 from bytewise import save_model
 
+from turnout.core import plugins
 from turnout.core.testing import assert_equivalent, open_engine
 from turnout.testing.compare.sides import EngineSide
 from turnout.testing.pytest_plugin import choices, pytest_generate_tests
@@ -78,6 +79,16 @@ def test_a_coarser_dtype_within_stated_bounds(model: str, plain: EngineSide, pro
     bounds = {"kl": 1e-2, "flips": 0.1, "greedy": 0.9, "surprise": 1.5}
     found = assert_equivalent(plain, [model, "dtype=bfloat16"], prompts, effects=bounds, **SMALL)
     assert found.table.kl.mean() > 1e-7, "it is no float32"
+
+
+def test_every_quantizer_of_float_weights_within_stated_bounds(
+    model: str, plain: EngineSide, prompts: list[list[int]], each_quant: str
+) -> None:
+    formats = plugins.load().get("quant", each_quant.removeprefix("quant=")).component.checkpoint_formats  # type: ignore[attr-defined]
+    if formats:
+        pytest.skip(f"{each_quant} reads checkpoints of {', '.join(sorted(formats))} only")
+    bounds = {"kl": 0.5, "flips": 0.5, "greedy": 1.01, "sampled": 1.01, "surprise": 3.0}
+    assert_equivalent(plain, [model, "attention=torch", each_quant], prompts, effects=bounds, **SMALL)
 
 
 def test_what_is_not_the_same_fails_with_the_reasons_in_words(

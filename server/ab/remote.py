@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 import httpx
 
 from turnout.core.types import Sampling
-from turnout.server.marks import LOWEST, Names
+from turnout.server.ab.token_ids import TokenIds
 from turnout.server.text import Text
 from turnout.testing.compare.measures import Mark
 from turnout.testing.compare.sides import Item, Scored, SideError, Speed, Written
 
 AT_ONCE = 64  # requests under way
 TIMEOUT = 600.0  # seconds without a byte
-ID = "token_id:"
 EXTENSIONS: Mapping[str, object] = {
     "return_tokens_as_token_ids": True,
     "return_token_ids": True,
@@ -54,7 +53,7 @@ class ServerSide:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=AT_ONCE)
         self._client = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, limits=limits, transport=transport)
-        self._ids = _Ids(text)
+        self._ids = TokenIds(text)
         self._extensions: Mapping[str, object] = EXTENSIONS
         try:
             self._model = model or self._models()[0]
@@ -213,44 +212,6 @@ class ServerSide:
             message = reply.text
         hint = {401: "; give api_key=KEY", 404: "; a side needs /v1/completions"}.get(reply.status_code, "")
         return SideError(f"{self.name}: {reply.request.url} answers {reply.status_code}: {message!s:.400}{hint}")
-
-
-class _Ids:
-    """Token ids of what servers write for tokens."""
-
-    def __init__(self, text: Text) -> None:
-        self._names = Names(text)
-        self._vocab_size = text.vocab_size
-        self._written: dict[str, int] | None = None  # text -> the lowest id written so
-
-    def of(self, name: str) -> int | str:
-        """The text itself where no token is written so."""
-        if name.startswith(ID) and name[len(ID) :].isdecimal():
-            return int(name[len(ID) :])
-        if self._written is None:
-            self._written = {}
-            for token in range(self._vocab_size):
-                self._written.setdefault(self._spelled(token), token)
-        return self._written.get(name, name)
-
-    def fits(self, name: str, token: int) -> bool:
-        """Whether `token` may be written so: ids must be the same; texts may lack a space, or be broken characters."""
-        if name.startswith(ID):
-            return name == f"{ID}{token}"
-        spelled = self._names.of(token)[0].strip()
-        return name.strip() in (spelled, f"bytes:{spelled}") or "\ufffd" in name or not name.isascii()
-
-    def top(self, written: Mapping[str, float], token: int, num_top: int) -> tuple[tuple[int | str, float], ...]:
-        """The likeliest, best first. Of several tokens with one text, it is the one that was forced."""
-        own = self._spelled(token)
-        pairs = [
-            (token if name == own else self.of(name), max(float(value), LOWEST)) for name, value in written.items()
-        ]
-        return tuple(sorted(pairs, key=lambda pair: -pair[1])[:num_top])
-
-    def _spelled(self, token: int) -> str:
-        name, raw = self._names.of(token)
-        return name if raw is None else f"bytes:{name}"
 
 
 def _tokens_in(event: Values) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.testing.compare.measures import Table, summarize
-from turnout.testing.compare.run import Comparison, Divergence
+from turnout.testing.compare.run import Comparison
 from turnout.testing.compare.sides import Item, Side, Speed
 from turnout.testing.compare.speed import MEASURES, Race
 from turnout.testing.compare.verdict import MIN_PROMPTS, Verdict
 from turnout.testing.compare.words import because
+from turnout.testing.compare.writings import Divergence
 
 if TYPE_CHECKING:
     from turnout.server.ab.config import AbConfig

@@ -7,7 +7,7 @@ CSS = """
   --good: #1a7f4b; --bad: #c0392b; --open: #b7791f; --mark: #ffd54f88; }
 @media (prefers-color-scheme: dark) { :root { --b: #56b4e9; --c: #f0843c; --good: #4cc38a; --bad: #ff7b6b; --open: #e0b04c; } }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0; }
-main { max-width: 1120px; margin: 0 auto; padding: 24px; }
+main { max-width: 1240px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 6px; } p, ul { margin: 4px 0; }
 section + section { margin-top: 56px; }
 header { border-left: 6px solid var(--open); padding: 10px 16px; background: var(--soft); }

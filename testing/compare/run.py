@@ -18,15 +18,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turnout.core.types import Sampling
 from turnout.testing.compare.measures import Difference, Mark, Table, difference
-from turnout.testing.compare.sides import Item, Scored, Side, SideError, Written
+from turnout.testing.compare.sides import Item, Observed, Side, SideError
 from turnout.testing.compare.verdict import MIN_PROMPTS, Finding, Judging, Verdict, judge
+from turnout.testing.compare.writings import Divergence, counts, divergences, explained, surprise
 
 EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> what matters, by measure
     "float32": {"kl": 1e-6, "flips": 1e-3, "greedy": 0.2, "sampled": 0.2, "surprise": 0.3},
@@ -56,26 +56,6 @@ class Settings:
         kind = next((dtype for dtype in order if dtype in (a.dtype, b.dtype)), "float32")
         near_tie = NEAR_TIES[kind] if self.near_tie is None else self.near_tie
         return near_tie, {**EFFECTS[kind], **self.effects}
-
-
-class Divergence(NamedTuple):
-    """Where two free writings part."""
-
-    item: str
-    sampled: bool
-    position: int | None  # of the first different token; None: they are the same
-    margin: float  # how much likelier A held its own token than B's, nats
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-
-
-class Observed(NamedTuple):
-    """Everything one side said."""
-
-    cold: dict[str, Scored]
-    warm: dict[str, Scored]
-    greedy: dict[str, Written]
-    sampled: dict[str, Written]
 
 
 @dataclass(frozen=True)
@@ -168,14 +148,14 @@ def _compared(
     first, again, other = observed
     near_tie, effects = settings.of(a, b)
     noise, table = _table(items, first, again), _table(items, first, other)
-    own, parted = _divergences(items, first, again), _divergences(items, first, other)
+    own, parted = divergences(items, first, again), divergences(items, first, other)
     excess = _excess(table, noise, near_tie)
-    excess["greedy", "all"] = _counts(parted, near_tie, False) - _counts(own, near_tie, False)
-    allowed = _explained(table, len(items), settings)
+    excess["greedy", "all"] = counts(parted, near_tie, False) - counts(own, near_tie, False)
+    allowed = explained(table, len(items), settings.num_top, settings.max_tokens)
     if other.sampled and allowed.mean() < effects["sampled"] / 2:
-        excess["sampled", "all"] = _counts(parted, near_tie, True) - _counts(own, near_tie, True) - allowed
+        excess["sampled", "all"] = counts(parted, near_tie, True) - counts(own, near_tie, True) - allowed
     if other.sampled:
-        hotter = _surprise(items, other, settings) - _surprise(items, again, settings)
+        hotter = surprise(items, other, settings.temperature) - surprise(items, again, settings.temperature)
         excess["surprise", "hotter"], excess["surprise", "colder"] = hotter, -hotter
     verdict, findings = judge(excess, effects, settings.judging)
     return Comparison(
@@ -220,21 +200,6 @@ def _same_length(item: Item, mine: list[Mark], theirs: list[Mark]) -> list[Mark]
     return mine
 
 
-def _divergences(items: Sequence[Item], a: Observed, b: Observed) -> list[Divergence]:
-    found = []
-    for sampled, mine, theirs in ((False, a.greedy, b.greedy), (True, a.sampled, b.sampled)):
-        for item in items if theirs else ():
-            x, y = mine[item.id], theirs[item.id]
-            length = max(len(x.tokens), len(y.tokens))
-            at = next((i for i in range(length) if x.tokens[i : i + 1] != y.tokens[i : i + 1]), None)
-            margin = 0.0
-            if at is not None and at < len(x.tokens) and at < len(y.tokens):
-                top = dict(x.marks[at].top)
-                margin = x.marks[at].logprob - top.get(y.tokens[at], x.marks[at].top[-1][1])
-            found.append(Divergence(item.id, sampled, at, margin, x.tokens, y.tokens))
-    return found
-
-
 def _excess(table: Table, noise: Table, near_tie: float) -> dict[tuple[str, str], NDArray[np.float64]]:
     """(measure, bucket) -> per prompt, B's mean difference less A's own."""
     found = {}
@@ -251,34 +216,3 @@ def _kl(table: Table) -> NDArray[np.float64]:
 
 def _real(table: Table, near_tie: float) -> NDArray[np.float64]:
     return (table.flip & (table.margin >= near_tie)).astype(np.float64)
-
-
-def _counts(found: Sequence[Divergence], near_tie: float, sampled: bool) -> NDArray[np.float64]:
-    """1 for each item whose writings part: greedy ones only where it is no near tie."""
-    mine = [d for d in found if d.sampled is sampled]
-    return np.array([d.position is not None and (sampled or d.margin >= near_tie) for d in mine], dtype=np.float64)
-
-
-def _explained(table: Table, num_items: int, settings: Settings) -> NDArray[np.float64]:
-    """Per item, how likely it may be that one seed draws differently from the two sides' distributions."""
-    decoded = table.where(table.decoded)
-    distance = np.sqrt(np.maximum(decoded.kl, 0.0) / 2)
-    mean = np.zeros(num_items)
-    mean[np.unique(decoded.cluster)] = decoded.per_cluster(distance)
-    return np.minimum(mean * settings.num_top * settings.max_tokens, 1.0)
-
-
-def _surprise(items: Sequence[Item], observed: Observed, settings: Settings) -> NDArray[np.float64]:
-    """Per item, by how many nats the drawn tokens are less likely than draws at that temperature are in the mean."""
-    found = []
-    for item in items:
-        marks = observed.sampled[item.id].marks
-        found.append(float(np.mean([_expected(mark, settings.temperature) - mark.logprob for mark in marks])))
-    return np.array(found)
-
-
-def _expected(mark: Mark, temperature: float) -> float:
-    """The mean log-probability of a token drawn from those listed."""
-    logprobs = np.array([logprob for _, logprob in mark.top])
-    weights = np.exp((logprobs - logprobs[0]) / temperature)
-    return float((weights * np.where(weights > 0, logprobs, 0.0)).sum() / weights.sum())

@@ -37,6 +37,15 @@ class Written(NamedTuple):
     marks: list[Mark]  # one a token
 
 
+class Observed(NamedTuple):
+    """Everything one side said."""
+
+    cold: dict[str, Scored]
+    warm: dict[str, Scored]
+    greedy: dict[str, Written]
+    sampled: dict[str, Written]
+
+
 @dataclass
 class Speed:
     """One run over a set of prompts."""
