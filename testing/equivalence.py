@@ -87,8 +87,8 @@ def _items(workload: Workload, sides: Sequence[Compared], num_prompts: int, max_
     from turnout.server.ab.workload import load
     from turnout.server.text import Text
 
-    folder, room = _folder(sides)
-    return load(workload, Text.load(folder), num_prompts, room - max_tokens, 0)
+    folder, longest = _folder(sides)
+    return load(workload, Text.load(folder), num_prompts, longest, max_tokens, 0)
 
 
 def _folder(sides: Sequence[Compared]) -> tuple[str, int]:

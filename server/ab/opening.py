@@ -65,7 +65,8 @@ def opened(config: AbConfig, sides: Sequence[Composed], tell: Tell) -> Iterator[
         first = next(side.config for side in sides if side.config is not None)
         loader: ModelLoader = first.loader
         text = Text.load(loader.find(first.model, lambda stage: tell(stage, 0.0)))
-        items = workload.load(config.workload, text, config.num_prompts, _room(config, sides), config.seed)
+        longest = _longest(sides)
+        items = workload.load(config.workload, text, config.num_prompts, longest, config.max_tokens, config.seed)
         made: list[Side] = []
         for number, side in enumerate(sides):
             share = number / len(sides)
@@ -97,15 +98,11 @@ def fit(config: Config, items: Sequence[Item], max_tokens: int) -> None:
         config.blocks.num_blocks = sum(-(-length // size) for length in lengths) + SPARE
 
 
-def _room(config: AbConfig, sides: Sequence[Composed]) -> int:
-    """Tokens that a prompt may have on every side that is here."""
-    longest = []
-    for side in sides:
-        if side.config is not None:
-            loader: ModelLoader = side.config.loader
-            path = loader.find(side.config.model, lambda stage: None)
-            limit = (
-                side.config.limits.max_model_len or loader.inspect(path, side.config.dtype, side.config.device).max_len
-            )
-            longest.append(limit)
-    return min(longest) - config.max_tokens
+def _longest(sides: Sequence[Composed]) -> int:
+    """Tokens that fit into the context of every side that is here."""
+    found = []
+    for config in (side.config for side in sides if side.config is not None):
+        loader: ModelLoader = config.loader
+        path = loader.find(config.model, lambda stage: None)
+        found.append(config.limits.max_model_len or loader.inspect(path, config.dtype, config.device).max_len)
+    return min(found)

@@ -71,11 +71,12 @@ FACTS = (
 BUILT_IN = (*LENGTHS, "facts")
 
 
-def load(workload: str, text: Text, num_prompts: int, room: int, seed: int) -> list[Item]:
-    """Up to `num_prompts` items whose prompts have at most `room` tokens. Raises ValueError for a workload that is neither
-    built in nor a readable file, naming the line that is wrong."""
+def load(workload: str, text: Text, num_prompts: int, longest: int, max_tokens: int, seed: int) -> list[Item]:
+    """Up to `num_prompts` items that fit into a context of `longest` tokens and leave room for `max_tokens`. Raises
+    ValueError for a workload that is neither built in nor a readable file, naming the line that is wrong."""
+    room = longest - max_tokens
     if room < 1:
-        raise ValueError("max_tokens leaves no room for a prompt in the context of one of the sides")
+        raise ValueError(f"max_tokens={max_tokens} leaves no room for a prompt in a context of {longest} tokens")
     if workload == "facts":
         return list(itertools.islice(_facts(text, room), num_prompts))
     if workload in LENGTHS:
@@ -87,10 +88,11 @@ def load(workload: str, text: Text, num_prompts: int, room: int, seed: int) -> l
         raise ValueError(f"workload={workload}: there is no such file, and built in are {', '.join(BUILT_IN)}")
     items = list(itertools.islice(_from_file(path, text), num_prompts))
     for item in items:
-        if len(item.prompt) + len(item.continuation) > room:
+        need = len(item.prompt) + max(len(item.continuation), max_tokens)
+        if need > longest:
             raise ValueError(
-                f"{path}: {item.id} has {len(item.prompt) + len(item.continuation)} tokens, but a side has room for {room} "
-                "beside max_tokens"
+                f"{path}: {item.id} needs room for {need} tokens, max_tokens={max_tokens} included, but the shortest "
+                f"context of a side has {longest}"
             )
     if len({item.id for item in items}) < len(items):
         raise ValueError(f"{path}: two items have one id")

@@ -20,26 +20,28 @@ from turnout.server.text import Text
     ("name", "least", "most"), [("short", 8, 128), ("mixed", 16, 1024), ("long_context", 512, 2000)]
 )
 def test_built_in_prompts_reach_from_the_shortest_to_the_longest(text: Text, name: str, least: int, most: int) -> None:
-    items = load(name, text, 12, 2000, 0)
+    items = load(name, text, 12, 2000, 0, 0)
     cut = [len(item.prompt) for item in items if item.answer is None]
     assert len(items) == 12 and min(cut) == least and max(cut) == most
     assert len({item.id for item in items}) == len({item.prompt for item in items}) == 12
 
 
 def test_a_third_of_the_mixed_prompts_has_an_answer_to_check(text: Text) -> None:
-    items = load("mixed", text, 12, 2000, 0)
+    items = load("mixed", text, 12, 2000, 0, 0)
     assert [item.answer for item in items if item.answer] == [answer for _, answer in FACTS[:4]]
     assert items[0].text == text.decode(items[0].prompt) == FACTS[0][0]
 
 
 def test_the_same_seed_makes_the_same_prompts_and_another_one_others(text: Text) -> None:
-    assert load("short", text, 6, 2000, 1) == load("short", text, 6, 2000, 1) != load("short", text, 6, 2000, 2)
+    assert (
+        load("short", text, 6, 2000, 0, 1) == load("short", text, 6, 2000, 0, 1) != load("short", text, 6, 2000, 0, 2)
+    )
 
 
 def test_prompts_are_cut_to_the_room_there_is(text: Text) -> None:
-    assert max(len(item.prompt) for item in load("long_context", text, 4, 700, 0)) == 700
-    with pytest.raises(ValueError, match="max_tokens leaves no room"):
-        load("short", text, 4, 0, 0)
+    assert max(len(item.prompt) for item in load("long_context", text, 4, 732, 32, 0)) == 700
+    with pytest.raises(ValueError, match="max_tokens=8 leaves no room for a prompt in a context of 8"):
+        load("short", text, 4, 8, 8, 0)
 
 
 def test_a_file_has_texts_or_ids_with_continuations_and_answers(text: Text, tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_file_has_texts_or_ids_with_continuations_and_answers(text: Text, tmp_
     ]
     path = tmp_path / "w.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
-    one, two = load(str(path), text, 2, 100, 0)
+    one, two = load(str(path), text, 2, 100, 8, 0)
     assert (one.id, one.prompt, one.continuation, one.answer) == ("line 1", tuple(text.encode("ab")), (), "c")
     assert (two.id, two.prompt, two.continuation) == ("7", (70, 71), tuple(text.encode("xy")))
     assert two.text == text.decode([70, 71])
@@ -66,19 +68,22 @@ def test_a_file_has_texts_or_ids_with_continuations_and_answers(text: Text, tmp_
         ("no json", "line 1: Expecting value"),
         ("[1]", "line 1"),
         ('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}', "two items have one id"),
-        ('{"prompt": "0123456789", "continuation": "x"}', "line 1 has 11 tokens, but a side has room for 10"),
+        (
+            '{"prompt": "0123456789", "continuation": "x"}',
+            "line 1 needs room for 12 tokens, max_tokens=2 included, but the shortest context of a side has 10",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_said_where(text: Text, tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "w.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(ValueError, match=complaint.replace("[", r"\[")):
-        load(str(path), text, 4, 10, 0)
+        load(str(path), text, 4, 10, 2, 0)
 
 
 def test_a_name_that_is_neither_is_refused_with_those_built_in(text: Text) -> None:
     with pytest.raises(ValueError, match="workload=nothing: there is no such file, and built in are short, mixed"):
-        load("nothing", text, 4, 10, 0)
+        load("nothing", text, 4, 10, 2, 0)
 
 
 def test_a_recording_gives_prompts_and_what_was_said_after_them(text: Text, tmp_path: Path) -> None:
@@ -89,5 +94,5 @@ def test_a_recording_gives_prompts_and_what_was_said_after_them(text: Text, tmp_
         recorder.begin(engine.info)
         requests = [Request(f"r{i}", [70 + i, 71, 72], Sampling(0.0, max_tokens=3)) for i in range(2)]
         list(engine.generate(requests))
-    found = [(item.id, item.prompt, item.continuation) for item in load(str(path), text, 10, 100, 0)]
+    found = [(item.id, item.prompt, item.continuation) for item in load(str(path), text, 10, 100, 8, 0)]
     assert found == [(r.id, tuple(r.tokens[:3]), tuple(r.tokens[3:])) for r in requests]
