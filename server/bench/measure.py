@@ -61,9 +61,15 @@ class Subject(Protocol):
 class EngineSubject:
     """An engine in this process."""
 
-    def __init__(self, engine: Engine, temperature: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        temperature: float,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         info = engine.info
-        self._engine, self._temperature, self._clock = engine, temperature, clock
+        self._engine, self._temperature, self._clock, self._sleep = engine, temperature, clock, sleep
         self._model = Model(info.vocab_size, min(info.max_model_len, info.capacity))
         self.seats = info.max_num_seqs
         self.origin: Values = {name: getattr(info, name) for name in ORIGIN}
@@ -78,6 +84,7 @@ class EngineSubject:
             temperature=self._temperature,
             salt=f"run {number}",
             clock=self._clock,
+            sleep=self._sleep,
             tell=lambda finished: tell("", finished),
         ).run()
         if ran.seconds and number:

@@ -59,9 +59,11 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> i
     from rich.console import Console
 
     from turnout.server.bench.environment import environment
+    from turnout.server.bench.equality import Judge
     from turnout.server.tune.composition import command_of, preset
     from turnout.server.tune.progress import Progress
     from turnout.server.tune.report import evidence, markdown, show
+    from turnout.server.tune.trials import Trials
     from turnout.server.tune.walk import Tuner
 
     if config.threads is not None:
@@ -70,7 +72,8 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> i
         torch.set_num_threads(config.threads)
     where = environment()
     with Progress() as progress:
-        walk = Tuner(overrides, lambda changed: _maker(changed, found), found, progress).run()
+        trials, judge = Trials(found.manager, progress), Judge(config.equality)
+        walk = Tuner(overrides, lambda changed: _maker(changed, found), found, trials, judge, progress).run()
     result: dict[str, Any] = {"environment": where} | evidence(walk, config)
     console = Console(width=None if sys.stdout.isatty() else 160)
     show(console, result)

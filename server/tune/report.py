@@ -11,7 +11,7 @@ from turnout.server.simulate.report import seconds
 from turnout.server.tune.config import TuneConfig
 from turnout.server.tune.goal import BOUNDED, Goal, Outcome, worst
 from turnout.server.tune.trials import Measured
-from turnout.server.tune.walk import Tried, Walk, regressions
+from turnout.server.tune.walk import Beside, Tried, Walk, regressions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,8 @@ TITLES = ("step", "simulated", "measured", "kept")
 
 def evidence(walk: Walk, config: TuneConfig) -> Values:
     """Everything as plain values."""
-    goal, result = config.target, walk.best or walk.baseline
+    goal = config.target
+    result = walk.final.measured if walk.final is not None and walk.held else walk.baseline
     workload = config.workload
     name = next(name for name, kind in WORKLOADS.items() if kind is type(workload))
     answers = None if walk.equality is None else walk.equality["verdict"]
@@ -44,7 +45,8 @@ def evidence(walk: Walk, config: TuneConfig) -> Values:
         "baseline": _measured(walk.baseline),
         "tried": [_tried(tried) for tried in walk.tried],
         "result": _measured(result),
-        "changes": [str(tried.change) for tried in walk.tried if tried.kept],
+        "final": None if walk.final is None else _beside(walk.final),
+        "changes": [str(tried.change) for tried in walk.tried if tried.kept] if walk.held else [],
         "overrides": walk.overrides,
         "answers": answers,
         "equality": walk.equality,
@@ -90,9 +92,11 @@ def rows(result: Values) -> list[tuple[str, ...]]:
     ]
     for tried in result["tried"]:
         step = tried["change"] + (f" (not possible: {tried['refused'][:120]})" if tried["refused"] else "")
-        found.append(
-            (step, _cell(tried["simulated"], names), _cell(tried["measured"], names), "★" if tried["kept"] else "")
-        )
+        simulated, measured, sure = tried["simulated"], _cell(tried["measured"], names), tried["confirmed"]
+        if sure is not None:
+            others = f"{_cell(sure['before'], names)} and {_cell(sure['after'], names)}"
+            measured = f"{_cell(sure['measured'], names)}; without it {others}"
+        found.append((step, _cell(simulated, names), measured, "★" if tried["kept"] else ""))
     return found
 
 
@@ -112,11 +116,20 @@ def _measured(measured: Measured) -> Values:
     return _outcome(measured.outcome) | {"output_tokens_range": measured.spread, "median": measured.numbers}
 
 
+def _beside(beside: Beside) -> Values:
+    return {
+        "before": _measured(beside.before),
+        "measured": _measured(beside.measured),
+        "after": _measured(beside.after),
+    }
+
+
 def _tried(tried: Tried) -> Values:
     return {
         "change": str(tried.change),
         "simulated": None if tried.simulated is None else _outcome(tried.simulated),
         "measured": None if tried.measured is None else _measured(tried.measured),
+        "confirmed": None if tried.confirmed is None else _beside(tried.confirmed),
         "kept": tried.kept,
         "refused": tried.refused,
     }
@@ -145,16 +158,19 @@ def _remarks(walk: Walk, config: TuneConfig) -> list[str]:
 
 
 def _summary(walk: Walk, goal: Goal) -> list[str]:
-    kept = [tried for tried in walk.tried if tried.kept]
-    if not kept:
+    if walk.final is None:
         return ["nothing that was tried is better than the baseline: it is the result"]
-    said, before = [], walk.baseline
-    for tried in kept:
-        assert tried.measured is not None
-        said.append(f"{tried.change}: {_gain(before.outcome, tried.measured.outcome, goal)}")
-        before = tried.measured
-    said.append(f"all together: {_gain(walk.baseline.outcome, before.outcome, goal)}")
-    return said
+    said = [
+        f"{tried.change}: {_gain(tried.confirmed.rival(goal).outcome, tried.confirmed.measured.outcome, goal)}"
+        for tried in walk.tried
+        if tried.kept and tried.confirmed is not None
+    ]
+    if not walk.held:
+        return [
+            *said,
+            "all together these are not better than the baseline when both are measured again: it is the result",
+        ]
+    return [*said, f"all together: {_gain(walk.final.rival(goal).outcome, walk.final.measured.outcome, goal)}"]
 
 
 def _gain(before: Outcome, after: Outcome, goal: Goal) -> str:

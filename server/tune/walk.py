@@ -2,10 +2,11 @@
 
     measure the baseline ─▶ learn its step times ─▶ is the simulator right about it?
         for each variable:   try every value (in the simulator where it is right, else on the engine)
-                             measure the best of them on the engine: kept if it is nearer to the goal there
-    compare answers ─▶ simulate special loads
+                             measure the best of them on the engine, between two runs without it
+    the result between two runs of the baseline ─▶ compare answers ─▶ simulate special loads
 
-Only what was measured on the engine is kept; the simulator proposes.
+Only what was measured on the engine is kept; the simulator proposes. A machine drifts, so a change is measured between two runs of
+what it is to replace, and must be better than both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
@@ -23,12 +24,28 @@ from turnout.server.overrides import Usage
 from turnout.server.simulate.synthetic import Bursts, Interference, Synthetic
 from turnout.server.tune.goal import Goal, Outcome, better, worst
 from turnout.server.tune.load import Same
-from turnout.server.tune.trials import Law, Make, Measured, Tell, engine_of, learn, measure, simulate
+from turnout.server.tune.trials import Law, Make, Measured, Tell, Trials
 from turnout.server.tune.variables import UNSEEN, Change, changes, check, merged
 
 Compose = Callable[[Mapping[str, str]], Make]  # raises for what cannot be composed
 Values = dict[str, Any]
 SPECIAL_REQUESTS = 100  # of each special load
+
+
+class Beside(NamedTuple):
+    """A run between two of what it is to replace."""
+
+    before: Measured
+    measured: Measured
+    after: Measured
+
+    def holds(self, goal: Goal, gain: float) -> bool:
+        """It is better than both."""
+        return all(better(self.measured.outcome, other.outcome, goal, gain) for other in (self.before, self.after))
+
+    def rival(self, goal: Goal) -> Measured:
+        """The better one of the two."""
+        return self.after if better(self.after.outcome, self.before.outcome, goal, 0.0) else self.before
 
 
 @dataclass
@@ -37,37 +54,41 @@ class Tried:
 
     change: Change
     simulated: Outcome | None = None
-    measured: Measured | None = None
+    measured: Measured | None = None  # on the engine, where the simulator does not propose
+    confirmed: Beside | None = None  # of the best value alone
     kept: bool = False
     refused: str | None = None  # why it could not be tried
 
 
 @dataclass
 class Walk:
-    """Everything that was found; `kept` changes the baseline into the result."""
+    """Everything that was found."""
 
     baseline: Measured
     law: Law
     promised: Outcome  # the baseline in the simulator
     trusted: bool
     tried: list[Tried] = field(default_factory=list)
-    overrides: dict[str, str] = field(default_factory=dict)
-    best: Measured | None = None  # None: nothing was kept
+    overrides: dict[str, str] = field(default_factory=dict)  # of the result
+    final: Beside | None = None  # the result between two runs of the baseline; None: nothing was kept
     equality: Values | None = None  # of the result's answers with the baseline's; None: nothing was kept
     special: dict[str, tuple[Outcome, Outcome]] = field(default_factory=dict)  # (baseline, result), simulated
+    held: bool = False  # the result is better than the baseline when both are measured again
 
 
 class Tuner:
     """One walk from the composition that `overrides` make."""
 
-    def __init__(self, overrides: Mapping[str, str], compose: Compose, found: Plugins, tell: Tell) -> None:
+    def __init__(
+        self, overrides: Mapping[str, str], compose: Compose, found: Plugins, trials: Trials, judge: Judge, tell: Tell
+    ) -> None:
         self._start, self._compose, self._found, self._tell = dict(overrides), compose, found, tell
+        self._trials, self._judge = trials, judge
         self._make = compose(overrides)
         config = self._make()
         self._goal: Goal = config.target
         self._gain, self._trust = config.gain, config.trust
         self._names = check(config.variables)
-        self._judge = Judge(config.equality)
 
     def run(self) -> Walk:
         """Raises ValueError when the baseline cannot be measured, RuntimeError when an engine fails."""
@@ -75,9 +96,15 @@ class Tuner:
         for number, name in enumerate(self._names, 1):
             self._tell(f"{number}/{len(self._names)} {name}", 0)
             self._variable(name, walk)
-        if walk.best is not None:
+        if walk.overrides != self._start:
             make = self._compose(walk.overrides)
-            with engine_of(make, self._tell) as engine:
+            self._tell("measuring the result beside the baseline", 0)
+            walk.final = self._beside(self._make, make)
+            walk.held = walk.final.holds(self._goal, self._gain)
+            if not walk.held:
+                walk.overrides = dict(self._start)
+                return walk
+            with self._trials.engine(make) as engine:
                 self._tell("comparing answers", 0)
                 walk.equality = self._judge.of(engine, "the result")
             self._specials(walk, make)
@@ -86,12 +113,12 @@ class Tuner:
     def _baseline(self) -> Walk:
         self._tell("learning step times from the baseline", 0)
         with tempfile.TemporaryDirectory(prefix="turnout-tune-") as folder:
-            law = learn(self._make, self._found.manager, Path(folder), self._tell)
-        with engine_of(self._make, self._tell) as engine:
+            law = self._trials.learn(self._make, Path(folder))
+        with self._trials.engine(self._make) as engine:
             self._tell("measuring the baseline", 0)
-            baseline = measure(engine, self._make, self._tell)
+            baseline = self._trials.on(engine, self._make)
             self._judge.of(engine, "the baseline")
-        promised = simulate(self._make, law, self._found.manager)
+        promised = self._trials.simulate(self._make, law)
         return Walk(baseline, law, promised, self._right(law, promised, baseline.outcome), overrides=dict(self._start))
 
     def _right(self, law: Law, promised: Outcome, measured: Outcome) -> bool:
@@ -106,7 +133,7 @@ class Tuner:
         trials = [Tried(change) for change in changes(name, make(), self._found)]
         walk.tried += trials
         simulating = walk.trusted and name not in UNSEEN
-        now = simulate(make, walk.law, self._found.manager) if simulating else (walk.best or walk.baseline).outcome
+        now = self._trials.simulate(make, walk.law) if simulating else self._trials.measure(make).outcome
         best: Tried | None = None
         for tried in trials:
             outcome = self._try(tried, walk, simulating=simulating)
@@ -114,39 +141,38 @@ class Tuner:
                 best, now = tried, outcome
         if best is None:
             return
-        if best.measured is None:
-            self._on_engine(best, walk)
-        held = (walk.best or walk.baseline).outcome
-        if best.measured is not None and better(best.measured.outcome, held, self._goal, self._gain):
-            best.kept, walk.best = True, best.measured
-            walk.overrides = merged(walk.overrides, best.change)
+        self._tell(f"measuring {best.change} between two runs without it", 0)
+        changed = merged(walk.overrides, best.change)
+        try:
+            best.confirmed = self._beside(make, self._compose(changed))
+        except (ValueError, Usage, PluginError, ModelError, ContractError) as error:
+            best.refused = str(error)
+            return
+        if best.confirmed.holds(self._goal, self._gain):
+            best.kept, walk.overrides = True, changed
+
+    def _beside(self, without: Make, changed: Make) -> Beside:
+        return Beside(self._trials.measure(without), self._trials.measure(changed), self._trials.measure(without))
 
     def _try(self, tried: Tried, walk: Walk, *, simulating: bool) -> Outcome | None:
-        if not simulating:
-            self._on_engine(tried, walk)
-            return None if tried.measured is None else tried.measured.outcome
         try:
             make = self._compose(merged(walk.overrides, tried.change))
-            tried.simulated = simulate(make, walk.law, self._found.manager)
-        except (ValueError, Usage, PluginError, ContractError) as error:
-            tried.refused = str(error)
-        return tried.simulated
-
-    def _on_engine(self, tried: Tried, walk: Walk) -> None:
-        self._tell(f"measuring {tried.change}", 0)
-        try:
-            make = self._compose(merged(walk.overrides, tried.change))
-            with engine_of(make, self._tell) as engine:
-                tried.measured = measure(engine, make, self._tell)
+            if simulating:
+                tried.simulated = self._trials.simulate(make, walk.law)
+                return tried.simulated
+            self._tell(f"measuring {tried.change}", 0)
+            tried.measured = self._trials.measure(make)
+            return tried.measured.outcome
         except (ValueError, Usage, PluginError, ModelError, ContractError) as error:
             tried.refused = str(error)
+            return None
 
     def _specials(self, walk: Walk, make: Make) -> None:
         """Loads that the workload may not have shown: simulated, before and after."""
         for name, load in special_loads(walk).items():
             self._tell(f"simulating {name}", 0)
             outcomes = [
-                simulate(m, walk.law, self._found.manager, Same(load, 4, SPECIAL_REQUESTS, self._room(walk, m)))
+                self._trials.simulate(m, walk.law, Same(load, 4, SPECIAL_REQUESTS, self._room(walk, m)))
                 for m in (self._make, make)
             ]
             walk.special[name] = (outcomes[0], outcomes[1])
@@ -180,6 +206,7 @@ def regressions(walk: Walk, goal: Goal, gain: float) -> list[str]:
             if after.p99[kind] > before.p99[kind] * (1 + max(gain, 0.1)):
                 change = f"from {before.p99[kind]:.3g} s to {after.p99[kind]:.3g} s"
                 said.append(f"simulated {name}: {kind.upper()} p99 grows {change}")
-    if worst((walk.best or walk.baseline).outcome, goal) > 1.0:
+    result = walk.final.measured if walk.final is not None and walk.held else walk.baseline
+    if worst(result.outcome, goal) > 1.0:
         said.append("the goal is not reached: this is the nearest composition that was found")
     return said
