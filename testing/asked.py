@@ -1,11 +1,12 @@
-"""A request of the fake model, and what it should get. It knows no engine."""
+"""What a request of the fake model should get, and what plugins hear of it. It knows no engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from turnout.core.types import Finish, Output, Request
+from turnout.core.hooks import hookimpl
+from turnout.core.types import Finish, Output, Request, StepReport
 from turnout.testing.fake import continuation
 
 
@@ -35,7 +36,11 @@ class Asked:
         self.scored += [mark.token for mark in output.prompt_logprobs]
         assert self.scored == prompt[1 : 1 + len(self.scored)], f"{rid} has scores of {self.scored}, it is {prompt}"
         assert output.num_cached < len(prompt), f"{rid} has {output.num_cached} cached of {len(prompt)} prompt tokens"
-        self.finish = output.finish
+        self.finish, timing = output.finish, output.timing
+        assert (timing is None) is (output.finish is None), f"{rid} has its times {timing} before its end, or has none"
+        if timing is not None:
+            times = [time for time in timing if time is not None]
+            assert times == sorted(times) and times[0] > 0, f"{rid} has times out of order: {timing}"
         if output.finish is Finish.ERROR:
             assert may_fail, f"{rid} failed, and nobody let it: {output.error}"
         elif output.finish is not None:
@@ -43,3 +48,27 @@ class Asked:
             assert output.finish is self.why, f"{rid} ended with {output.finish}, not {self.why}"
             if self.request.sampling.prompt_logprobs is not None:
                 assert len(self.scored) == len(prompt) - 1, f"{rid} has {len(self.scored)} scores of {len(prompt) - 1}"
+
+
+class Told:
+    """What a plugin hears."""
+
+    def __init__(self) -> None:
+        self.added, self.finished, self.dropped = list[Request](), list[Request](), list[Request]()
+        self.steps = list[int]()
+
+    @hookimpl
+    def request_added(self, request: Request) -> None:
+        self.added.append(request)
+
+    @hookimpl
+    def request_finished(self, request: Request) -> None:
+        self.finished.append(request)
+
+    @hookimpl
+    def request_dropped(self, request: Request) -> None:
+        self.dropped.append(request)
+
+    @hookimpl
+    def step_finished(self, report: StepReport) -> None:
+        self.steps.append(report.number)

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from turnout.core.hooks import new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.types import ContractError, Finish, Request, Sampling
-from turnout.testing.asked import Asked, said_after
+from turnout.testing.asked import Asked, Told, said_after
 from turnout.testing.audit import audit, audit_stats, full_house, reachable
 from turnout.testing.fake import make_engine
 from turnout.testing.witness import Witness
 
-_HOOKS = new_hooks()  # no plugin is registered; making it takes longer than most traces
 PLACES = ("waiting", "swapped", "unborn", "running", "kept")
 
 
@@ -52,7 +51,8 @@ class Watched:
         max_num_seqs: int = 8,
         tick: float = 0.001,
     ) -> None:
-        self.clock = Clock(tick)
+        self.clock, self._told, hooks = Clock(tick), Told(), new_hooks()
+        hooks.register(self._told)
         self.engine = make_engine(
             scheduler,
             blocks=blocks,
@@ -61,7 +61,7 @@ class Watched:
             block_size=blocks.block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            hooks=_HOOKS,
+            hooks=hooks,
             clock=self.clock,
         )
         self.witness = Witness(self.engine)
@@ -118,8 +118,12 @@ class Watched:
 
     def drop(self, rid: str) -> None:
         self.met[f"drop: {self._where(rid)}"] += 1
+        kept = self.engine._kept.get(rid)
         self.engine.drop(rid)
         assert rid not in self.engine._kept, f"{rid} was dropped and is still kept"
+        if kept:
+            assert self._told.dropped[-1] is kept, f"no plugin was told that {rid} was dropped"
+            audit_stats(self.engine, self.witness)
         self._check()
 
     def fail(self, how: str = "before") -> None:
@@ -216,6 +220,10 @@ class Watched:
         stats = self.engine.stats
         ended = [asked for asked in self._all if asked.finish]
         assert all(asked.request.finish is asked.finish for asked in ended), "a request's end was marked wrong"
+        told = self._told
+        assert told.added == [asked.request for asked in self._all], "plugins were not told once of each request"
+        assert sorted(map(id, told.finished)) == sorted(id(a.request) for a in ended), "nor once of the end of each"
+        assert told.steps == list(range(1, len(told.steps) + 1)), f"plugins were told of the steps {told.steps}"
         counted = Counter(asked.finish.value for asked in ended if asked.finish)
         assert stats.finished == counted, f"finished are {dict(counted)}, counted {stats.finished}"
         admitted = [asked.request for asked in self._all if asked.request.scheduled_at is not None]
