@@ -15,6 +15,7 @@ from turnout.core import plugins
 from turnout.core.plugins import SLOTS, PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.server.bench.config import BenchConfig
+from turnout.server.bench.places import config_dirs, searchpath
 from turnout.server.overrides import MANY, Usage, checked, in_order, objects, try_composing
 from turnout.server.simulate.points import Point, expand
 
@@ -31,6 +32,7 @@ class Planned(NamedTuple):
 
     point: Point
     make: Callable[[], BenchConfig]
+    folders: list[str]  # where presets of --config-dir are
 
 
 def run(args: list[str]) -> int:
@@ -39,13 +41,13 @@ def run(args: list[str]) -> int:
     found = plugins.load()
     for name, why in found.faults.items():
         logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
-    args = in_order([arg for arg in args if arg not in MANY])
+    args, folders = config_dirs(in_order([arg for arg in args if arg not in MANY]))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if args[flags:]:
-        return _show(points, args[flags:], found)
+        return _show(points, args[flags:], found, folders)
     try:
-        planned = [Planned(point, _maker(point, found)) for point in points]
+        planned = [Planned(point, _maker(point, found, folders), folders) for point in points]
         config = planned[0].make()
         _check_outputs(config)
     except (ValueError, PluginError) as error:
@@ -119,7 +121,8 @@ def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, tell
         if url is None:
             tell("starting the server", 0)
             engine = [override for override in one.point.overrides if _key(override) in ENGINE]
-            url = stack.enter_context(serving(engine, config.threads))
+            flags = [word for folder in one.folders for word in ("--config-dir", folder)]
+            url = stack.enter_context(serving([*engine, *flags], config.threads))
         served = look(url, config.remote)
         generator = stack.enter_context(Generator())
         known = calibration.of(generator, config, tell)
@@ -134,29 +137,28 @@ def _judge(config: BenchConfig) -> Judge | None:
     return Judge(config.equality)
 
 
-def _show(points: list[Point], flags: list[str], found: Plugins) -> int:
+def _show(points: list[Point], flags: list[str], found: Plugins, folders: list[str]) -> int:
     """Let Hydra show what it was asked for: --help, --cfg job."""
     import hydra
 
     if len(points) > 1:
         raise Usage(f"{flags[0]} shows one composition; the comma lists make {len(points)}")
-    sys.argv = ["turnout bench", *_overrides(points[0], found), *flags]
+    sys.argv = ["turnout bench", *_overrides(points[0], found, folders), *flags]
     hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="bench")(lambda composed: None)()
     return 0
 
 
-def _overrides(point: Point, found: Plugins) -> list[str]:
-    presets = [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in found.presets)}]"] if found.presets else []
-    return presets + checked(point.overrides, found)
+def _overrides(point: Point, found: Plugins, folders: list[str]) -> list[str]:
+    return searchpath(found, folders) + checked(point.overrides, found)
 
 
 def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~").partition(".")[0]
 
 
-def _maker(point: Point, found: Plugins) -> Callable[[], BenchConfig]:
+def _maker(point: Point, found: Plugins, folders: list[str]) -> Callable[[], BenchConfig]:
     """Compose a point now. Raises Usage, and what the options raise."""
-    composed = try_composing("bench", _overrides(point, found), found)
+    composed = try_composing("bench", _overrides(point, found, folders), found)
 
     def make() -> BenchConfig:
         config = objects(composed, found)

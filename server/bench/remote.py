@@ -87,7 +87,7 @@ def serving(overrides: Sequence[str], threads: int | None) -> Iterator[str]:
         said, complained = Path(folder, "out"), Path(folder, "err")
         with said.open("wb") as out, complained.open("wb") as err:
             process = subprocess.Popen(
-                [*command, *overrides, "server.port=0"],
+                [*command, "server.port=0", *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from turnout.core import plugins
 from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
+from turnout.server.bench.places import config_dirs, searchpath
 from turnout.server.overrides import MANY, Usage, checked, in_order, objects, try_composing
 from turnout.server.simulate.points import expand
 from turnout.server.tune.config import TuneConfig
 
 if TYPE_CHECKING:
     from turnout.server.tune.trials import Make
+    from turnout.server.tune.walk import Compose
 
 
 def run(args: list[str]) -> int:
@@ -28,7 +30,7 @@ def run(args: list[str]) -> int:
         logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
     if any(arg in MANY for arg in args):
         raise Usage("turnout tune starts from one composition and varies it itself; turnout bench --multirun sweeps")
-    args = in_order(args)
+    args, folders = config_dirs(in_order(args))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if len(points) > 1:
@@ -36,16 +38,16 @@ def run(args: list[str]) -> int:
             f"the comma lists make {len(points)} compositions; turnout tune starts from one and varies it itself"
         )
     if args[flags:]:
-        return _show(points[0].overrides, args[flags:], found)
+        return _show(points[0].overrides, args[flags:], found, folders)
     overrides = dict(override.split("=", 1) for override in checked(points[0].overrides, found))
 
     def compose(changed: Mapping[str, str]) -> Make:
-        return _maker(changed, found)
+        return _maker(changed, found, folders)
 
     try:
         config = compose(overrides)()
         _check(config)
-        return _tune(overrides, config, found)
+        return _tune(overrides, config, found, compose)
     except (ModelError, PluginError, ValueError) as error:
         raise Usage(str(error)) from error
     except (ContractError, RuntimeError, OSError) as error:
@@ -55,7 +57,7 @@ def run(args: list[str]) -> int:
         return 130
 
 
-def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> int:
+def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins, compose: Compose) -> int:
     from rich.console import Console
 
     from turnout.server.bench.environment import environment
@@ -73,7 +75,7 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> i
     where = environment()
     with Progress() as progress:
         trials, judge = Trials(found.manager, progress), Judge(config.equality)
-        walk = Tuner(overrides, lambda changed: _maker(changed, found), found, trials, judge, progress).run()
+        walk = Tuner(overrides, compose, found, trials, judge, progress).run()
     result: dict[str, Any] = {"environment": where} | evidence(walk, config)
     console = Console(width=None if sys.stdout.isatty() else 160)
     show(console, result)
@@ -89,7 +91,7 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> i
         return 1
     file = Path(config.composition)
     file.parent.mkdir(parents=True, exist_ok=True)
-    tuned = _maker(walk.overrides, found)()
+    tuned = compose(walk.overrides)()
     file.write_text(preset(tuned, found, ["by turnout tune", *result["summary"]]), encoding="utf-8")
     console.print(
         f"{file} has the composition: {command_of(config.composition)}", highlight=False, soft_wrap=True, markup=False
@@ -97,22 +99,19 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins) -> i
     return 0
 
 
-def _show(overrides: list[str], flags: list[str], found: Plugins) -> int:
+def _show(overrides: list[str], flags: list[str], found: Plugins, folders: list[str]) -> int:
     """Let Hydra show what it was asked for: --help, --cfg job."""
     import hydra
 
-    sys.argv = ["turnout tune", *_presets(found), *checked(overrides, found), *flags]
+    sys.argv = ["turnout tune", *searchpath(found, folders), *checked(overrides, found), *flags]
     hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="tune")(lambda composed: None)()
     return 0
 
 
-def _presets(found: Plugins) -> list[str]:
-    return [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in found.presets)}]"] if found.presets else []
-
-
-def _maker(overrides: Mapping[str, str], found: Plugins) -> Make:
+def _maker(overrides: Mapping[str, str], found: Plugins, folders: list[str]) -> Make:
     """Compose now, make objects whenever they are wanted. Raises Usage, and what the options raise."""
-    composed = try_composing("tune", [*_presets(found), *(f"{key}={value}" for key, value in overrides.items())], found)
+    given = [*searchpath(found, folders), *(f"{key}={value}" for key, value in overrides.items())]
+    composed = try_composing("tune", given, found)
 
     def make() -> TuneConfig:
         config = objects(composed, found)

@@ -201,6 +201,7 @@ def test_ctrl_c_shows_what_was_measured_and_leaves_nothing_behind(stranger: Any,
         (["plot=a.bmp"], "plot=a.bmp: a picture is a file that ends in .svg, .png, .pdf"),
         (["latency=analytic"], "latency"),
         (["prompt"], "'prompt' is no override"),
+        (["--config-dir", "no/folder"], "--config-dir no/folder: there is no such folder"),
         (["concurrency=1,2", "--cfg", "job"], "--cfg shows one composition; the comma lists make 2"),
     ],
 )
@@ -273,7 +274,7 @@ def test_the_examples_of_the_guide_compose(line: list[str], tmp_path: Path, monk
     (tmp_path / "trace.csv").touch()
     found = plugins.load()
     for point in expand([arg for arg in line if not arg.startswith("-")], found):
-        assert isinstance(command._maker(point, found)(), BenchConfig)
+        assert isinstance(command._maker(point, found, [])(), BenchConfig)
 
 
 def test_the_locustfile_is_valid_python_and_asks_what_the_server_offers() -> None:

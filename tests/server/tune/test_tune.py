@@ -170,7 +170,7 @@ def tune() -> Tune:
         given = base | dict(override.split("=", 1) for override in overrides)
 
         def compose(changed: Any) -> Any:
-            make = command._maker(changed, found)
+            make = command._maker(changed, found, [])
 
             def made() -> TuneConfig:
                 config = make()
@@ -181,7 +181,7 @@ def tune() -> Tune:
 
         trials, judge = Trials(found.manager, lambda s, n: None, build, lambda: now(), sleep), Judge(verdict)
         walk = Tuner(given, compose, found, trials, judge, lambda s, n: None).run()  # type: ignore[arg-type]
-        shown = command._maker(given, found)()
+        shown = command._maker(given, found, [])()
         return walk, shown, judge
 
     return run
@@ -257,6 +257,14 @@ def test_a_composition_is_a_preset_that_composes_to_the_same_again(
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["scheduler"]["chunk"], shown["limits"]["max_num_seqs"]) == (64, 7)
     assert "min_copied" in shown["blocks"]
+    for name in ("bench", "tune"):
+        with pytest.raises(SystemExit) as end:
+            main.main(
+                [name, "--config-dir", str(tmp_path), "experiment=tuned", "limits.max_num_seqs=9", "--cfg", "job"]
+            )
+        assert end.value.code == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert (shown["scheduler"]["chunk"], shown["limits"]["max_num_seqs"]) == (64, 9)
 
 
 @pytest.mark.parametrize(
@@ -318,4 +326,4 @@ def test_the_examples_of_the_guide_compose(line: list[str], tmp_path: Path, monk
     (tmp_path / "trace.jsonl").touch()
     found = plugins.load()
     (point,) = expand(line, found)
-    assert isinstance(command._maker(dict(o.split("=", 1) for o in point.overrides), found)(), TuneConfig)
+    assert isinstance(command._maker(dict(o.split("=", 1) for o in point.overrides), found, [])(), TuneConfig)
