@@ -71,8 +71,8 @@ class Judge:
         side = EngineSide(name, engine)
         if self._first is None:
             text = Text.load(engine.info.path)
-            room = min(engine.info.max_model_len, engine.info.capacity) - self._options.max_tokens
-            self._items = load(self._options.workload, text, self._options.num_prompts, room, self._seed)
+            longest, options = min(engine.info.max_model_len, engine.info.capacity), self._options
+            self._items = load(options.workload, text, options.num_prompts, longest, options.max_tokens, self._seed)
             self._first = Remembered(side)
             compare(self._first, [], self._items, self._settings)
             self._first.forget_engine()
