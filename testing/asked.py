@@ -1,10 +1,11 @@
-"""What a request of the fake model should get, and what plugins hear of it. It knows no engine."""
+"""What a request of the fake model should get, and what plugins hear of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from turnout.core.engine import Engine
 from turnout.core.hooks import hookimpl
 from turnout.core.types import Finish, Output, Request, StepReport
 from turnout.testing.fake import continuation
@@ -41,6 +42,7 @@ class Asked:
         if timing is not None:
             times = [time for time in timing if time is not None]
             assert times == sorted(times) and times[0] > 0, f"{rid} has times out of order: {timing}"
+            assert (timing.first_token is not None) is bool(self.got), f"{rid} got {self.got}, the first at {timing}"
         if output.finish is Finish.ERROR:
             assert may_fail, f"{rid} failed, and nobody let it: {output.error}"
         elif output.finish is not None:
@@ -55,7 +57,7 @@ class Told:
 
     def __init__(self) -> None:
         self.added, self.finished, self.dropped = list[Request](), list[Request](), list[Request]()
-        self.steps = list[int]()
+        self.num_steps, self.reports = 0, list[StepReport]()
 
     @hookimpl
     def request_added(self, request: Request) -> None:
@@ -71,4 +73,20 @@ class Told:
 
     @hookimpl
     def step_finished(self, report: StepReport) -> None:
-        self.steps.append(report.number)
+        self.reports.append(report)
+
+    def check_step(self, engine: Engine, failed: bool) -> None:
+        """A step was made."""
+        self.num_steps += 1
+        assert len(self.reports) == self.num_steps, (
+            f"plugins were told of {len(self.reports)} of {self.num_steps} steps"
+        )
+        report, stats = self.reports[-1], engine.stats
+        assert report.number == self.num_steps, f"step {self.num_steps} was told as the {report.number}th"
+        assert (report.error is not None) is failed, f"step {report.number} was told to have failed: {report.error}"
+        assert report.began <= report.scheduled <= report.ended, (
+            f"step {report.number} has times out of order: {report}"
+        )
+        told = (report.num_waiting, report.num_running, report.num_blocks_free)
+        gauges = (stats.num_waiting, stats.num_running, stats.num_blocks_free)
+        assert told == gauges, f"waiting, running and free blocks are {gauges}, plugins were told {told}"

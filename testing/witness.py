@@ -49,7 +49,8 @@ class Witness:
         self.inner, self.engine, self.contexts = inner, engine, Contexts(inner)
         self.fail: str | None = None  # how the next step is to fail
         self.computed: set[tuple[str | None, bytes]] = set()  # (salt, prefix) of all that was computed
-        self.moved: Counter[str] = Counter()  # blocks, by the counter that should say so
+        self.counted: Counter[str] = Counter()  # what happened, by the counter that should say so
+        self._furthest: dict[Request, int] = {}
         self.counters: dict[str, float] = {}  # as they were last
         self._failed_in_a_row = 0
         engine._runner = self
@@ -94,11 +95,14 @@ class Witness:
     def _remember(self, step: Step) -> None:
         first = self.engine._swapper.num_blocks  # the block manager's host blocks lie behind those for the preempted
         swapped_in = sum(move.source < first for move in step.swap_in)
-        self.moved["swapped_blocks_in"] += swapped_in
-        self.moved["blocks.tier_in"] += len(step.swap_in) - swapped_in
-        self.moved["blocks.tier_out"] += sum(move.target >= first for move in step.swap_out)
-        self.moved["blocks.copied"] += len(step.copies)
+        self.counted["swapped_blocks_in"] += swapped_in
+        self.counted["blocks.tier_in"] += len(step.swap_in) - swapped_in
+        self.counted["blocks.tier_out"] += sum(move.target >= first for move in step.swap_out)
+        self.counted["blocks.copied"] += len(step.copies)
         for request, start, count, _ in step.chunks:
+            again = min(self._furthest.get(request, 0), start + count) - start
+            self.counted["recomputed_tokens"] += max(again, 0)
+            self._furthest[request] = max(self._furthest.get(request, 0), start + count)
             tokens = _bytes(request, start + count)
             self.computed.update((request.salt, tokens[: 4 * end]) for end in range(start + 1, start + count + 1))
 
