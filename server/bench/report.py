@@ -87,7 +87,7 @@ def remarks(found: Values, title: str) -> list[str]:
             f"load: {load['workload']['name']}, {load['kind']}; latencies count from the planned time; "
             f"{load['repetitions']} repetitions, {load['warmup']} requests to warm up; steady: {load['steady_window']}"
         )
-        said.append(_generator(made))
+        said.append(_generator(made | _most(points)))
         if _pressed(point):
             said.append("the generator was near its own limits: the server may be faster than these numbers")
         said += point["notes"]
@@ -180,6 +180,12 @@ def _generator(made: Values) -> str:
         f"{known['clients']:.0f} clients, takes at most {known['events']:,.0f} events/s, and adds {seconds(known['added_p50'])} "
         f"(p99 {seconds(known['added_p99'])}) to a TTFT"
     )
+
+
+def _most(points: Sequence[Values]) -> dict[str, float]:
+    """The largest share of time that making the load took on any point, where it is made between steps."""
+    shares = [point["generator"]["share_of_time"] for point in points if "share_of_time" in point["generator"]]
+    return {"share_of_time": max(shares)} if shares else {}
 
 
 def _pressed(point: Values) -> bool:

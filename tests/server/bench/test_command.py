@@ -90,6 +90,7 @@ def test_many_points_stand_below_each_other(bench: Bench) -> None:
     assert len([line for line in said.splitlines() if "concurrency=" in line]) == 7
 
 
+@pytest.mark.slow
 def test_our_own_server_is_started_measured_and_stopped(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     before = {child.pid for child in psutil.Process().children(recursive=True)}
