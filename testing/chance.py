@@ -21,18 +21,22 @@ OPTIONS: Mapping[
     str, Sequence[object]
 ] = {  # by name, in any component; flags get both values, others keep their default
     "block_size": (1, 2, 3, 4, 8),
-    "ageing": (0.01, 5.0),
+    "ageing": (None, 0.01, 5.0),
     "chunk": (1, 2, 3, 5),
     "eviction": ("lru", "lfu", "fifo", "priority"),
     "host_blocks": (0, 1, 3, 8, 20),
     "long_prefill_token_threshold": (0, 2, 5),
+    "itl_target": (0.0001, 0.1),
     "max_pinned": (0.0, 0.3, 1.0),
     "max_prefill_tokens": (1, 3, 8),
     "max_wait": (0.01, 5.0),
+    "min_copied": (0, 1, 2, 4),
     "seed": range(8),
     "target_itl": (None, 1e-6, 0.02, 0.5),
+    "ttft_target": (0.001, 1.0),
     "ttl": (None, 0.01, 0.1, 5.0),
     "victim_rule": ("newest", "least_lost", "most_blocks", "lowest_priority"),
+    "window": (1, 2, 128),
 }
 REQUEST_OPTIONS: Sequence[tuple[str, object]] = (
     ("keep", True),
@@ -153,8 +157,8 @@ def happenings() -> st.SearchStrategy[Callable[[Play], None]]:
 
 
 @cache
-def parts(component: type) -> st.SearchStrategy[Part]:
-    """The component with any of its options."""
+def variants(component: type) -> Sequence[Part]:
+    """The component with each of its options, in all ways that go together."""
     hints = typing.get_type_hints(component)
     choices: dict[str, Sequence[object]] = {}
     for spec in dataclasses.fields(component):
@@ -166,7 +170,7 @@ def parts(component: type) -> st.SearchStrategy[Part]:
         elif isinstance(hint, type) and issubclass(hint, Enum):
             choices[spec.name] = tuple(hint)
     some = [tuple(zip(choices, values, strict=True)) for values in product(*choices.values())]
-    return st.sampled_from([Part(component, options) for options in some if _allowed(component, dict(options))])
+    return [Part(component, options) for options in some if _allowed(component, dict(options))]
 
 
 def _allowed(component: type, options: Mapping[str, object]) -> bool:
@@ -182,7 +186,7 @@ def setups(schedulers: Sequence[type], preemptions: Sequence[type], blocks: Sequ
     """Compositions of these, with little room."""
     return st.builds(
         Setup,
-        *(st.sampled_from(one).flatmap(parts) for one in (schedulers, preemptions, blocks)),
+        *(st.sampled_from(one).map(variants).flatmap(st.sampled_from) for one in (schedulers, preemptions, blocks)),
         num_blocks=st.sampled_from((2, 3, 4, 5, 6, 8, 12)),
         max_num_batched_tokens=st.sampled_from((64, 1, 2, 3, 5, 8, 16)),
         max_num_seqs=st.integers(1, 6),

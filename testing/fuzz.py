@@ -2,7 +2,7 @@
 
     python -m turnout.testing.fuzz seconds=600 seed=1 scheduler=fcfs,priority blocks=radix
 
-plays random traces, `traces` (500) for a seed and then the next, on the fake model over every scheduler, preemption policy and block manager that is installed, and over
+plays random traces, `traces` (200) for a seed and then the next, on the fake model over every scheduler, preemption policy and block manager that is installed, and over
 a scheduler that shuffles. It prints the first fault as a test that can be pasted, and ends with 1; with 0 when there is
 none.
 """
@@ -110,7 +110,7 @@ def main(arguments: Iterable[str]) -> int:
     except (ValueError, plugins.PluginError) as error:
         print(f"turnout.testing.fuzz: {error}", file=sys.stderr)
         return 2
-    end, batch, count = time.monotonic() + seconds, int(given.get("traces", 500)), 0
+    end, batch, count = time.monotonic() + seconds, int(given.get("traces", 200)), 0
     while not count or time.monotonic() < end:
         fault = search(space, batch, start)
         if fault is not None:

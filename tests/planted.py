@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import BlockMoves, Draft, Finish, Request
+from turnout.core import BlockMoves, Draft, Finish, PreemptMode, Request
 from turnout.core.swap import Swapper
 from turnout.plugins.blocks import PagedBlocks
+from turnout.plugins.preemption import Recompute
 
 
 @dataclass
@@ -140,3 +141,13 @@ class TakesTurns:
         if not running:
             for request in waiting:
                 draft.take(request, 1)
+
+
+@dataclass
+class Prefers(Recompute):
+    """No fault: an option that is an enumeration."""
+
+    preferred: PreemptMode = PreemptMode.RECOMPUTE
+
+    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+        return self.preferred
