@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+try:
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("the fuzzer needs hypothesis: pip install 'turnout[test]'") from missing
 
 from turnout.core import plugins
 from turnout.testing.chance import happenings, setups

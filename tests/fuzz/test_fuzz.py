@@ -65,10 +65,12 @@ def run() -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_no_trace_goes_wrong(run: Run) -> None:
     assert not run.faults, "\n\n".join(fault.test for fault in run.faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_short_run_meets(run: Run, situation: str) -> None:
     assert run.met[situation] >= 3
