@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -108,3 +110,10 @@ def test_the_command_says_how_much_it_played(capsys: pytest.CaptureFixture[str])
 def test_wrong_arguments_are_told(argument: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([argument]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_without_hypothesis_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "turnout.testing.fuzz")
+    with pytest.raises(ModuleNotFoundError, match="the fuzzer needs hypothesis: pip install"):
+        importlib.import_module("turnout.testing.fuzz")
