@@ -23,6 +23,7 @@ from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 
+pytestmark = pytest.mark.timeout(1200)  # the real model; a busy machine takes its time
 NUM_TOKENS = 12
 LIMIT = 256  # the context of these tests
 TEXTS = [
