@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hydra.core.config_store import ConfigStore
+
 from turnout.core.build import build_engine
 from turnout.core.config import Config
 from turnout.core.interfaces import ModelLoader
@@ -44,7 +46,21 @@ class Composed:
 def compose(overrides: Sequence[str], command: str, found: Plugins) -> Config:
     """The configuration as objects. Raises Usage, PluginError, ValueError."""
     presets = [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in found.presets)}]"] if found.presets else []
-    return objects(try_composing(command, [*presets, *checked(list(overrides), found)], found), found)
+    with _no_group("workload"):
+        composed = try_composing(command, [*presets, *checked(list(overrides), found)], found)
+    return objects(composed, found)
+
+
+@contextmanager
+def _no_group(name: str) -> Iterator[None]:
+    """Here `workload` is an option. In a process that composed a simulation before, Hydra would take it for a group."""
+    groups = ConfigStore.instance().repo
+    hidden = groups.pop(name, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            groups[name] = hidden
 
 
 def composed(line: Line, found: Plugins) -> tuple[AbConfig, list[Composed]]:

@@ -126,3 +126,13 @@ def test_what_is_the_comparisons_own_is_no_key_of_an_engine() -> None:
     assert {"a", "b", "workload", "judge", "effects", "rounds"} <= OWN
     assert not OWN & {"model", "dtype", "attention", "limits"}
     assert AbConfig.__dataclass_fields__.keys() >= OWN
+
+
+def test_it_works_in_a_process_that_has_simulated_before(ab: Ab) -> None:
+    """There `workload` is a group of choices; here it is an option."""
+    import turnout.server.simulate.config  # noqa: F401  stores the group
+
+    code, _, complained = ab("b=[]", *QUICK, "num_prompts=4")
+    assert code == 2, complained
+    main_help = ab("b=[]", "workload=nothing")
+    assert main_help[0] == 64 and "there is no such file" in main_help[2]
