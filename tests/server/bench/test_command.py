@@ -154,7 +154,9 @@ def test_ctrl_c_shows_what_was_measured_and_leaves_nothing_behind(stranger: Any,
         f"url={stranger.url}",
     ]
     with (tmp_path / "log").open("wb") as log:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
         process = subprocess.Popen([*program, *HTTP, *endless, f"out={out}"], stdout=log, stderr=log, process_group=0)
+        signal.signal(signal.SIGINT, before)
     try:
         deadline = time.monotonic() + 120
         while len(stranger.asked) < 20:
