@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
+from turnout.server.composing import config_dirs, installed, searchpath
 from turnout.server.overrides import MANY, Usage, checked, in_order, is_override, objects, try_composing
 
 USAGE = """\
@@ -99,9 +100,10 @@ def _use(tool: str, args: list[str]) -> int:
 
 def _compose(command: str, args: list[str]) -> None:
     """Run `command` on the configuration that Hydra composes from the overrides."""
-    found = plugins.load()
-    args = in_order(args)
-    free = [arg for arg in args if not is_override(arg)] if command == "generate" else []
+    found = installed()
+    args, folders = config_dirs(in_order(args))
+    flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))  # behind it, their values too
+    free = [arg for arg in args[:flags] if not is_override(arg)] if command == "generate" else []
     if len(free) > 1:
         raise Usage(f"there is one prompt, in one pair of quotes; {len(free)} arguments are no overrides: {free}")
     prompt = free[0] if free else None
@@ -109,11 +111,7 @@ def _compose(command: str, args: list[str]) -> None:
     many = any(arg in MANY for arg in args)
     if command != "generate" and many:
         raise Usage(f"turnout {command} does one thing at a time; --multirun is for generate and benchmarks")
-    overrides = checked(args, found)
-    if found.presets:
-        overrides.insert(0, f"hydra.searchpath=[{','.join(f'pkg://{package}' for package in found.presets)}]")
-    for name, why in found.faults.items():
-        logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
+    overrides = [*searchpath(found, folders), *checked(args, found)]
     import hydra
     from omegaconf import DictConfig
 

@@ -51,8 +51,8 @@ log = logging.getLogger("turnout.engine")
 Send = Callable[[object], None]
 
 
-class SteppedEngine(Protocol):
-    """What the loop needs of an engine."""
+class Stepped(Protocol):
+    """An engine in its own process."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -63,6 +63,11 @@ class SteppedEngine(Protocol):
     def add(self, asked: Ask) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
+
+
+class SteppedEngine(Stepped, Protocol):
+    """What the loop needs of one: it answers questions too, and is closed."""
+
     def answer(self, topic: str, name: str) -> object: ...
     def close(self) -> None: ...
 

@@ -74,8 +74,10 @@ def _side(asked: Compared, items: Sequence[Item], max_tokens: int) -> Side:
 def _compose(overrides: Sequence[str]) -> Config:
     from turnout.core import plugins
     from turnout.server.ab.opening import compose
+    from turnout.server.composing import searchpath
 
-    return compose(list(overrides), "engine", plugins.load())
+    found = plugins.load()
+    return compose(list(overrides), "engine", searchpath(found, []), found)
 
 
 def _items(workload: Workload, sides: Sequence[Compared], num_prompts: int, max_tokens: int) -> list[Item]:

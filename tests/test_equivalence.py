@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-import torch
 from bytewise import save_model
+from models import one_thread
 
 from turnout.core import plugins
 from turnout.core.testing import assert_equivalent, open_engine
@@ -22,11 +22,8 @@ TIGHT = ["blocks.num_blocks=9", "blocks.prefix_cache=false"]  # of 16 tokens: tw
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Such small products only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.core import plugins
 from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.server.ab.asked import Line, read
 from turnout.server.ab.config import AbConfig
+from turnout.server.composing import config_dirs, installed, searchpath, show
 from turnout.server.overrides import Usage, checked, in_order
 
 if TYPE_CHECKING:
@@ -29,15 +28,14 @@ def run(args: list[str]) -> int:
     from turnout.testing.compare.sides import SideError
 
     try:
-        found = plugins.load()
-        for name, why in found.faults.items():
-            logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
-        line = read(in_order(args))
+        found = installed()
+        rest, folders = config_dirs(in_order(args))
+        line, places = read(rest), searchpath(found, folders)
         if line.flags:
-            return _show(line, found)
+            return _show(line, places, found)
         from turnout.server.ab.opening import composed
 
-        config, sides = composed(line, found)
+        config, sides = composed(line, places, found)
         check_outputs(config)
         return _compare(config, sides, args)
     except (Usage, PluginError, ModelError, ValueError) as error:
@@ -53,13 +51,9 @@ def run(args: list[str]) -> int:
         return FAILED
 
 
-def _show(line: Line, found: Plugins) -> int:
-    """Let Hydra show what it was asked for: --help, --cfg job."""
-    import hydra
-
-    sys.argv = ["turnout ab", *checked([*line.common, *line.own], found), *line.flags]
+def _show(line: Line, places: list[str], found: Plugins) -> int:
     try:
-        hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="ab")(lambda composed: None)()
+        show("ab", [*places, *checked([*line.common, *line.own], found)], line.flags)
     except SystemExit as end:
         return USAGE if end.code else 0
     return 0

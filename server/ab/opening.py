@@ -43,11 +43,10 @@ class Composed:
     config: Config | None
 
 
-def compose(overrides: Sequence[str], command: str, found: Plugins) -> Config:
+def compose(overrides: Sequence[str], command: str, places: Sequence[str], found: Plugins) -> Config:
     """The configuration as objects. Raises Usage, PluginError, ValueError."""
-    presets = [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in found.presets)}]"] if found.presets else []
     with _no_group("workload"):
-        composed = try_composing(command, [*presets, *checked(list(overrides), found)], found)
+        composed = try_composing(command, [*places, *checked(list(overrides), found)], found)
     return objects(composed, found)
 
 
@@ -63,12 +62,12 @@ def _no_group(name: str) -> Iterator[None]:
             groups[name] = hidden
 
 
-def composed(line: Line, found: Plugins) -> tuple[AbConfig, list[Composed]]:
+def composed(line: Line, places: Sequence[str], found: Plugins) -> tuple[AbConfig, list[Composed]]:
     """The comparison's options, and every side, the baseline first. Raises what `compose` raises."""
-    config = compose([*line.common, *line.own], "ab", found)
+    config = compose([*line.common, *line.own], "ab", places, found)
     assert isinstance(config, AbConfig)
     sides = [
-        Composed(asked, None if isinstance(asked, ServerAsked) else compose(asked.overrides, "engine", found))
+        Composed(asked, None if isinstance(asked, ServerAsked) else compose(asked.overrides, "engine", places, found))
         for asked in (line.a, *line.others)
     ]
     return config, sides

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnout.core import plugins
 from turnout.core.plugins import SLOTS, PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.server.bench.config import BenchConfig
-from turnout.server.bench.places import config_dirs, searchpath
+from turnout.server.composing import config_dirs, installed, searchpath, show
 from turnout.server.overrides import MANY, Usage, checked, in_order, objects, try_composing
 from turnout.server.simulate.points import Point, expand
 
@@ -38,14 +36,15 @@ class Planned(NamedTuple):
 def run(args: list[str]) -> int:
     """Exit code 0: done; 1: every request of a point failed, or an engine did; 130: interrupted, after showing what there was.
     Raises Usage when the command, the configuration or a trace is wrong."""
-    found = plugins.load()
-    for name, why in found.faults.items():
-        logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
+    found = installed()
     args, folders = config_dirs(in_order([arg for arg in args if arg not in MANY]))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if args[flags:]:
-        return _show(points, args[flags:], found, folders)
+        if len(points) > 1:
+            raise Usage(f"{args[flags]} shows one composition; the comma lists make {len(points)}")
+        show("bench", _overrides(points[0], found, folders), args[flags:])
+        return 0
     try:
         planned = [Planned(point, _maker(point, found, folders), folders) for point in points]
         config = planned[0].make()
@@ -135,17 +134,6 @@ def _judge(config: BenchConfig) -> Judge | None:
     from turnout.server.bench.equality import Judge
 
     return Judge(config.equality)
-
-
-def _show(points: list[Point], flags: list[str], found: Plugins, folders: list[str]) -> int:
-    """Let Hydra show what it was asked for: --help, --cfg job."""
-    import hydra
-
-    if len(points) > 1:
-        raise Usage(f"{flags[0]} shows one composition; the comma lists make {len(points)}")
-    sys.argv = ["turnout bench", *_overrides(points[0], found, folders), *flags]
-    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="bench")(lambda composed: None)()
-    return 0
 
 
 def _overrides(point: Point, found: Plugins, folders: list[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core import plugins
 from turnout.core.plugins import PluginError, Plugins, options_of
 from turnout.core.types import ContractError
+from turnout.server.composing import config_dirs, installed, searchpath, show
 from turnout.server.overrides import MANY, Usage, checked, in_order, try_composing, vet
 from turnout.server.simulate import capacity
 from turnout.server.simulate.config import LATENCIES, SLOTS, WORKLOADS, SimulateConfig
@@ -32,16 +31,18 @@ Values = dict[str, Any]
 def run(args: list[str]) -> int:
     """Exit code 0: done; 1: a policy broke its contract. Raises Usage when the command, the configuration or a trace is
     wrong."""
-    found = plugins.load()
-    for name, why in found.faults.items():
-        logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
-    args = in_order([arg for arg in args if arg not in MANY])
+    found = installed()
+    args, folders = config_dirs(in_order([arg for arg in args if arg not in MANY]))
+    places = searchpath(found, folders)
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if args[flags:]:
-        return _show(points, args[flags:], found)
+        if len(points) > 1:
+            raise Usage(f"{args[flags]} shows one composition; the comma lists make {len(points)}")
+        show("simulate", [*places, *checked(points[0].overrides, found)], args[flags:])
+        return 0
     try:
-        makes = [_maker(point, found) for point in points]
+        makes = [_maker(point, places, found) for point in points]
         config = makes[0]()
         _check_outputs(config)
         results = []
@@ -59,29 +60,11 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _show(points: list[Point], flags: list[str], found: Plugins) -> int:
-    """Let Hydra show what it was asked for: --help, --cfg job."""
-    import hydra
-
-    if len(points) > 1:
-        raise Usage(f"{flags[0]} shows one composition; the comma lists make {len(points)}")
-    sys.argv = ["turnout simulate", *_overrides(points[0], found), *flags]
-    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="simulate")(lambda composed: None)()
-    return 0
-
-
-def _overrides(point: Point, found: Plugins) -> list[str]:
-    presets = (
-        [f"hydra.searchpath=[{','.join(f'pkg://{package}' for package in found.presets)}]"] if found.presets else []
-    )
-    return presets + checked(point.overrides, found)
-
-
-def _maker(point: Point, found: Plugins) -> Make:
+def _maker(point: Point, places: list[str], found: Plugins) -> Make:
     """Compose a point now; make its objects whenever they are wanted. Raises Usage, and what the options raise."""
     from omegaconf import OmegaConf
 
-    composed: DictConfig = try_composing("simulate", _overrides(point, found), found)
+    composed: DictConfig = try_composing("simulate", [*places, *checked(point.overrides, found)], found)
     vet(composed, found)
 
     def make() -> SimulateConfig:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from turnout.core.hooks import Hooks
 from turnout.core.types import EngineInfo, Output, Stats
@@ -15,24 +15,13 @@ from turnout.server.messages import Ask
 from turnout.server.steplog.log import StepLog
 from turnout.server.steplog.record import Recorder
 
+if TYPE_CHECKING:
+    from turnout.server.worker import Stepped
+
 NUM_LAST = 5  # steps told of when the engine fails
 NUM_STEPS = 100  # steps shown to who asks
 
 log = logging.getLogger("turnout.engine")
-
-
-class Watched(Protocol):
-    """What is watched: an engine in its own process."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-    @property
-    def stats(self) -> Stats: ...
-    @property
-    def busy(self) -> bool: ...
-    def add(self, asked: Ask) -> None: ...
-    def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[Output]: ...
 
 
 class Eyes:
@@ -48,7 +37,7 @@ class Eyes:
 class ObservedEngine:
     """The engine as it is, and what is known of it."""
 
-    def __init__(self, engine: Watched, eyes: Eyes) -> None:
+    def __init__(self, engine: Stepped, eyes: Eyes) -> None:
         self._engine, self._log, self._recorder = engine, eyes.log, eyes.recorder
         if self._recorder is not None:
             self._recorder.begin(engine.info)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core import plugins
 from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
-from turnout.server.bench.places import config_dirs, searchpath
+from turnout.server.composing import config_dirs, installed, searchpath, show
 from turnout.server.overrides import MANY, Usage, checked, in_order, objects, try_composing
 from turnout.server.simulate.points import expand
 from turnout.server.tune.config import TuneConfig
@@ -25,9 +23,7 @@ if TYPE_CHECKING:
 def run(args: list[str]) -> int:
     """Exit code 0: done, whether or not something better was found; 1: an engine failed, or the result's answers are different;
     130: interrupted. Raises Usage when the command, the configuration or the workload is wrong."""
-    found = plugins.load()
-    for name, why in found.faults.items():
-        logging.getLogger("turnout").warning("plugin %s is skipped: %s", name, why)
+    found = installed()
     if any(arg in MANY for arg in args):
         raise Usage("turnout tune starts from one composition and varies it itself; turnout bench --multirun sweeps")
     args, folders = config_dirs(in_order(args))
@@ -38,7 +34,8 @@ def run(args: list[str]) -> int:
             f"the comma lists make {len(points)} compositions; turnout tune starts from one and varies it itself"
         )
     if args[flags:]:
-        return _show(points[0].overrides, args[flags:], found, folders)
+        show("tune", [*searchpath(found, folders), *checked(points[0].overrides, found)], args[flags:])
+        return 0
     overrides = dict(override.split("=", 1) for override in checked(points[0].overrides, found))
 
     def compose(changed: Mapping[str, str]) -> Make:
@@ -96,15 +93,6 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins, comp
     console.print(
         f"{file} has the composition: {command_of(config.composition)}", highlight=False, soft_wrap=True, markup=False
     )
-    return 0
-
-
-def _show(overrides: list[str], flags: list[str], found: Plugins, folders: list[str]) -> int:
-    """Let Hydra show what it was asked for: --help, --cfg job."""
-    import hydra
-
-    sys.argv = ["turnout tune", *searchpath(found, folders), *checked(overrides, found), *flags]
-    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name="tune")(lambda composed: None)()
     return 0
 
 

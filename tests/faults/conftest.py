@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import models
 import pytest
-import torch
 from engines import LocalEngine
 
 from turnout.core.engine import Engine
@@ -26,14 +24,6 @@ from callers import Api
 Tiny = Callable[..., Model]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """`tiny("llama", hidden_size=64, …)`: a model with random weights in float32, made once for each form."""
@@ -43,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         key = f"{architecture} {sorted(options.items())}"
         if key not in made:
             folder = models.save(architecture, tmp_path_factory.mktemp(architecture), **options)
-            with one_thread():  # the native layers keep the number they were loaded with
+            with models.one_thread():
                 made[key] = load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
         return made[key]
 
@@ -69,5 +59,5 @@ def http(text: Text) -> Callable[[Engine], Api]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    with one_thread():
+    with models.one_thread():
         yield

@@ -8,7 +8,6 @@ from typing import Any
 
 import models
 import pytest
-import torch
 from engines import engine_on, outputs_of, words
 
 from turnout.core import Request, Sampling
@@ -194,10 +193,8 @@ class TestWithoutTheFirst:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     folder: Path = models.save("llama", tmp_path_factory.mktemp("llama"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
-    torch.set_num_threads(before)
+    with models.one_thread():
+        yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 30])

@@ -378,10 +378,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(folder: Path) -> Iterator[Model]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
-    torch.set_num_threads(before)
+    with models.one_thread():
+        yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import models
 import pytest
-import torch
 from engines import engine_on, words
+from models import one_thread
 
 from turnout.core import Preemption, Request, Sampling
 from turnout.core.testing import serve_all
@@ -25,10 +25,8 @@ makes = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from models import one_thread
 from torch import Tensor
 
 from turnout.core.types import LayerSpec
@@ -19,10 +20,8 @@ PROMPTS = [[5, 17, 99, 3, 42], [61, 8, 8, 23, 77, 104, 12, 90, 31, 6, 55, 120, 2
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 def served(folder: Path, dtype: str = "float32") -> Model:

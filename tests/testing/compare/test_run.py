@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from ab_faults import FourBits, Hot, Swapped
 from engines import NO_NATIVE, engine_on
-from models import save
+from models import one_thread, save
 
 from turnout.core import Sampling
 from turnout.plugins.loader.model import Model, inspect, load
@@ -26,11 +25,8 @@ WINDOW, BLOCK, FAR = 24, 16, Swapped.beyond
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Such small products only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
