@@ -286,5 +286,5 @@ def test_the_examples_of_the_guide_compose(line: list[str], tmp_path: Path, monk
         (tmp_path / name).touch()
     found = plugins.load()
     for point in expand(line, found):
-        made = command._maker(point, found)()
-        assert made.workload is not command._maker(point, found)().workload  # state is never shared
+        made = command._maker(point, [], found)()
+        assert made.workload is not command._maker(point, [], found)().workload  # state is never shared
