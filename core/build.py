@@ -15,17 +15,17 @@ from turnout.core import plugins
 from turnout.core.config import Config, Limits, chosen, to_container
 from turnout.core.engine import Engine
 from turnout.core.interfaces import (
-    AUTO_ORDER,
     BlockManager,
-    Capabilities,
     Model,
     ModelInfo,
     ModelLoader,
     ModelRunner,
+    PreparedQuantizer,
     SharingBlocks,
 )
+from turnout.core.negotiate import choose_attention, choose_quantizer
 from turnout.core.plugins import Plugins
-from turnout.core.types import EngineInfo, KVSpec, LayerSpec, ModelError
+from turnout.core.types import EngineInfo, KVSpec, ModelError
 
 SAMPLE = 1 << 16  # bytes
 
@@ -48,13 +48,15 @@ def build_engine(
     path = loader.find(config.model, lambda stage: progress(stage, 0.0))
     located(path)
     info = loader.inspect(path, config.dtype, config.device)
-    chose = _negotiate(config, info, found)
+    chose = choose_attention(config, info, found), choose_quantizer(config, info, found)
     max_model_len = _context(config.limits, info)
+    if isinstance(config.quant, PreparedQuantizer):
+        config.quant.prepare(info.quantization, info)
     served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
     num_blocks, note = _cache_size(config, info, max_model_len, served)
-    spec = KVSpec(info.layers, blocks.block_size, num_blocks)
+    spec = KVSpec(info.layers, blocks.block_size, num_blocks, config.kv_cache_dtype)
     host = config.preemption.num_host_blocks + (blocks.num_host_blocks if isinstance(blocks, SharingBlocks) else 0)
     runner: ModelRunner = config.runner
     runner.start(served, config.attention, spec, info.dtype, info.device, host)
@@ -75,7 +77,7 @@ def build_engine(
         composition=to_container(config, found),
         plugins=_described(config, found),
         versions=plugins.versions(),
-        notes=tuple(n for n in (*info.notes, chose, note) if n),
+        notes=tuple(n for n in (*info.notes, *chose, note) if n),
     )
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not walk the model's objects in the middle of a step
@@ -113,37 +115,6 @@ def _sampled(file: Path) -> str:
     return f"{size} {found.hexdigest()}"
 
 
-def _negotiate(config: Config, info: ModelInfo, found: Plugins) -> str:
-    """Check the attention backend against the model, or choose one for `auto`; the note that says which and why.
-
-    Raises ModelError with every reason why the asked one can't serve this model, and what would.
-    """
-    size, kind = config.blocks.block_size, info.device.type
-
-    def refusals(choice: plugins.Choice) -> list[str]:
-        can: Capabilities = choice.component.capabilities  # type: ignore[attr-defined]
-        return choice.obstacles() + can.refusals(info.layers, size, info.dtype, info.device)
-
-    asked = chosen(config, found)["attention"]
-    if asked == "auto":
-        passed: list[str] = []
-        for name in AUTO_ORDER.get(kind, ("torch",)):
-            reasons = refusals(found.get("attention", name))
-            if not reasons:
-                config.attention = found.get("attention", name).component()
-                why = f"not {'; not '.join(passed)}" if passed else f"the best for {kind} that is installed"
-                return f"attention=auto chose {name}: {why}"
-            passed.append(f"{name}, since {', '.join(reasons)}")
-        raise ModelError(f"attention=auto found no backend for {config.model}: not {'; not '.join(passed)}")
-    reasons = refusals(found.get("attention", asked))
-    if reasons:
-        others = [c for c in found.choices.values() if c.slot == "attention" and c.name != "auto"]
-        able = [c.name for c in others if not refusals(c)]
-        remedy = f"Choices that would work: {', '.join(able)}." if able else "No installed backend would work."
-        raise ModelError(f"attention={asked} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
-    return ""
-
-
 def _context(limits: Limits, info: ModelInfo) -> int:
     if limits.max_model_len is not None and limits.max_model_len > info.max_len:
         raise ModelError(
@@ -159,7 +130,7 @@ def _cache_size(config: Config, info: ModelInfo, max_model_len: int, served: Mod
     if blocks.num_blocks is not None:
         return blocks.num_blocks, ""
     limits, size = config.limits, blocks.block_size
-    per_block = sum(_bytes_per_token(layer) for layer in info.layers) * size * info.dtype.itemsize
+    per_block = _block_bytes(config, info)
     if info.device.type == "cuda":
         peak = _profile(limits, info, served)
         free, total = torch.cuda.mem_get_info(info.device)  # free: what other processes hold is not in it
@@ -179,9 +150,11 @@ def _cache_size(config: Config, info: ModelInfo, max_model_len: int, served: Mod
     return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {share}"
 
 
-def _bytes_per_token(layer: LayerSpec) -> int:
-    """Elements of one token's keys and values."""
-    return layer.num_kv_heads * (layer.head_dim + (layer.v_head_dim or layer.head_dim))
+def _block_bytes(config: Config, info: ModelInfo) -> int:
+    """Bytes one block takes, in every layer, as the backend keeps it."""
+    spec = KVSpec(info.layers, config.blocks.block_size, 1, config.kv_cache_dtype)
+    caches = config.attention.allocate(spec, info.dtype, info.device)
+    return sum(t.nbytes for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,)))
 
 
 @torch.inference_mode()

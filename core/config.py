@@ -42,6 +42,7 @@ class Config:
     model: str = "smollm2"  # the demo model, a Hugging Face folder, a .gguf file, or a name on the hub
     dtype: str = "auto"
     device: str = "auto"
+    kv_cache_dtype: str = "auto"  # or an 8-bit form the attention backend keeps: fp8, int8
     loader: Any = MISSING
     attention: Any = MISSING
     scheduler: Any = MISSING
@@ -85,7 +86,7 @@ def from_container(plain: Mapping[str, Any], plugins: Plugins) -> Config:
     """The inverse of `to_container`, in a process that has loaded the same plugins. What a command asked for besides
     is not in it."""
     values: dict[str, Any] = {"limits": Limits(**plain["limits"])}
-    values |= {name: plain[name] for name in ("model", "dtype", "device")}
+    values |= {name: plain[name] for name in ("model", "dtype", "device", "kv_cache_dtype")}
     for slot in SLOTS:
         node = OmegaConf.structured(plugins.get(slot, plain[slot]["name"]).component)
         values[slot] = OmegaConf.to_object(OmegaConf.merge(node, plain[slot]["options"]))

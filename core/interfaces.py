@@ -18,6 +18,7 @@ from turnout.core.types import Batch, BlockMoves, BlockStats, KVSpec, LayerSpec,
 
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
+PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
 CONTRACTS = {  # current version of each slot
     "loader": 1,
@@ -39,15 +40,22 @@ class Capabilities:
     dtypes: frozenset[torch.dtype] | None = None
     head_dims: frozenset[int] | None = None
     block_sizes: frozenset[int] | None = None
+    cache_dtypes: frozenset[str] = frozenset()  # "fp8", "int8": 8-bit forms of the cache beside the model's own dtype
     window: bool = False
     softcap: bool = False
     sinks: bool = False
     v_head_dim: bool = False  # values of another head size than keys
     batch_invariant: bool = False  # a request's output does not depend on its neighbours, bit for bit
+    graphs: bool = False  # `run` launches the same kernels whatever the plan holds: see `RefreshingPlans`
     needs: tuple[str, ...] = ()  # modules that must be importable
 
     def refusals(
-        self, layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[LayerSpec],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_dtype: str = "auto",
     ) -> list[str]:
         """Every reason why this backend cannot serve such a model; empty: it can."""
         reasons = []
@@ -57,6 +65,9 @@ class Capabilities:
             reasons.append(f"dtype is {_short(dtype)}, it computes in {_listed(map(_short, self.dtypes))}")
         if self.block_sizes is not None and block_size not in self.block_sizes:
             reasons.append(f"blocks.block_size is {block_size}, it takes {_listed(self.block_sizes)}")
+        if cache_dtype != "auto" and cache_dtype not in self.cache_dtypes:
+            kept = _listed({"auto", *self.cache_dtypes})
+            reasons.append(f"kv_cache_dtype is {cache_dtype}, it keeps {kept}")
         for size in sorted({layer.head_dim for layer in layers}):
             if self.head_dims is not None and size not in self.head_dims:
                 reasons.append(f"head_dim is {size}, it takes {_listed(self.head_dims)}")
@@ -80,7 +91,8 @@ def _listed(values: Any) -> str:
 
 @dataclass
 class Auto:
-    """The first backend of `AUTO_ORDER` that can serve the model here; the start says which, and why not the others."""
+    """attention: the first backend of `AUTO_ORDER` that can serve the model here. quant: what reads the checkpoint. The
+    start says which, and why not the others."""
 
 
 AUTO_ORDER = {"cpu": ("cpu", "torch"), "cuda": ("torch",)}  # device type -> attention backends, best first
@@ -195,7 +207,8 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
     capabilities: ClassVar[Capabilities]
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[CacheT]:
-        """One cache per layer, in the order of `spec.layers`, for `spec.num_blocks` blocks."""
+        """One cache per layer, in the order of `spec.layers`, for `spec.num_blocks` blocks, kept as `spec.cache_dtype`
+        says. Asked for one block first, to measure what a block takes."""
         ...
 
     def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> PlanT:
@@ -212,14 +225,36 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
         ...
 
 
+@runtime_checkable
+class RefreshingPlans(Protocol[PlanT_contra]):
+    """Optional, for a backend with `capabilities.graphs`: its decode steps can be replayed as CUDA graphs."""
+
+    def refresh(self, plan: PlanT_contra, batch: Batch, layer: LayerSpec, block_size: int) -> None:
+        """Bring a plan up to date in place: the tensors it was made of now hold another batch of as many requests and
+        tokens. Every kernel `run` launches for it stays the same, with the same addresses."""
+        ...
+
+
 class Quantizer(Protocol):
     """Turns the checkpoint tensors of one linear layer into a module, one layer at a time."""
 
     checkpoint_formats: ClassVar[frozenset[str]]  # `quant_method`s of quantization_config it reads; empty: floats only
 
     def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """`name` is the layer's path in the model; `tensors` what the checkpoint holds under it, in the served dtype
-        for floats: "weight" [out, in], perhaps "bias" [out]. The module maps [..., in] to [..., out]."""
+        """`name` is the layer's path in the model; `tensors` what the checkpoint holds under it. Of floats: "weight"
+        [out, in], perhaps "bias" [out], in the served dtype. Of a checkpoint in one of the quantizer's formats: whatever
+        is stored, as it is stored; a layer it left unquantized looks like one of floats. On the model's device.
+        The module maps [..., in] to [..., out] in x's dtype. Raises ModelError naming the layer."""
+        ...
+
+
+@runtime_checkable
+class PreparedQuantizer(Protocol):
+    """Optional, for a quantizer that must know more than single layers."""
+
+    def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
+        """Called once, before weights load. `settings`: the checkpoint's quantization_config; None: it holds floats.
+        Raises ModelError for what it can't do."""
         ...
 
 
@@ -251,6 +286,7 @@ class ModelInfo:
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
+    quantization: Mapping[str, Any] | None = None  # the checkpoint's quantization_config; None: it holds floats
     notes: tuple[str, ...] = ()  # what was chosen for the user, and why
 
 

@@ -128,7 +128,7 @@ def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = 
     """Load `entries` in order of name, then register the modules of `extra`."""
     found = Plugins(hooks.new_hooks())
     own = _Source("core", "turnout", version("turnout"))
-    _offer(found, own, [("attention", "auto", interfaces.Auto)])
+    _offer(found, own, [(slot, "auto", interfaces.Auto) for slot in ("attention", "quant")])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
     seen: dict[str, str] = {}
     for entry in sorted(entries, key=lambda e: (e.name, e.value)):

@@ -208,6 +208,7 @@ class KVSpec:
     layers: tuple[LayerSpec, ...]
     block_size: int  # tokens per block
     num_blocks: int
+    cache_dtype: str = "auto"  # how keys and values are kept: as the model computes, or a name the backend declares
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ class Info(ModelInfo):
 
     model_type: str = ""
     dtype_reason: str = ""
-    quant_method: str | None = None  # the format of a quantized checkpoint
     passes_keywords: bool = True  # its layers hand extra arguments down to attention
 
 
@@ -88,7 +87,7 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
         dtype_reason=reason,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in net.parameters()),
-        quant_method=skeleton.quant_method(config, text),
+        quantization=skeleton.quantization(config, text),
         passes_keywords=found.passes_keywords,
         notes=(reason, *notes, *(f"config.json: {warning}" for warning in warnings)),
     )
@@ -96,10 +95,11 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
 
 def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] | None = None) -> Model:
     """Raises ModelError when checkpoint, model and quantizer do not fit. `progress`: (bytes read, bytes in all)."""
-    if info.quant_method is not None and info.quant_method not in quantizer.checkpoint_formats:
+    method = None if info.quantization is None else str(info.quantization.get("quant_method", "unknown"))
+    if method is not None and method not in quantizer.checkpoint_formats:
         able = ", ".join(sorted(quantizer.checkpoint_formats)) or "unquantized checkpoints only"
         raise ModelError(
-            f"{info.path} is quantized as {info.quant_method!r}, and {type(quantizer).__name__} reads {able}; "
+            f"{info.path} is quantized as {method!r}, and {type(quantizer).__name__} reads {able}; "
             f"choose a quantizer that reads it, or an unquantized copy of the model"
         )
     from accelerate import init_empty_weights
@@ -109,7 +109,7 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     config, _ = skeleton.read_config(info.path)
     experts = "eager" if info.dtype == torch.float64 else None  # the grouped products know no float64
     net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
-    shards, quantized = Shards(Path(info.path)), info.quant_method is not None
+    shards, quantized = Shards(Path(info.path)), method is not None
     weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
     if info.device.type == "cpu" and info.dtype == torch.float32 and native.obstacle() is None:

@@ -147,9 +147,9 @@ def max_len(text: Any) -> tuple[int, tuple[str, ...]]:
     return min(short), (note,)
 
 
-def quant_method(config: Any, text: Any) -> str | None:
+def quantization(config: Any, text: Any) -> dict[str, Any] | None:
+    """The checkpoint's quantization_config, wherever it stands; None: there is none."""
     for place in (config, text):
         if settings := getattr(place, "quantization_config", None):
-            plain = settings if isinstance(settings, dict) else settings.to_dict()
-            return str(plain.get("quant_method", "unknown"))
+            return settings if isinstance(settings, dict) else settings.to_dict()
     return None

@@ -109,9 +109,11 @@ class _Places:
         return None
 
     def fitted(self, target: str, tensor: Tensor) -> Tensor:
-        """The tensor in its final type, on the device."""
+        """The tensor in its final type, on the device. What only the quantizer understands stays as it is stored."""
         if reason := self.misfit(target, tuple(tensor.shape), tensor.dtype):
             raise ModelError(f"the checkpoint does not fit the model: {reason}")
+        if self.is_free_form(target):
+            return tensor.to(self._device)
         wanted = self.wanted.get(target)
         dtype = self._dtype if wanted is None else wanted.dtype
         dtype = next((kept for glob, kept in self._kept if glob.search(target)), dtype)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from turnout.plugins.cache import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
+FOLDER = Path(__file__).parent  # of the *.cpp and *.h
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
 REMEDY = "install a C++ compiler (Debian: apt-get install g++)"
 
 
@@ -28,7 +28,7 @@ class NativeError(RuntimeError):
 
 
 class Plan(ctypes.Structure):
-    """What is the same for every layer; `struct Plan` of kernels.cpp."""
+    """What is the same for every layer; `struct Plan` of attention.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("table", "query_start", "kv_lens", "slots")),
@@ -39,7 +39,7 @@ class Plan(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A decoder layer's weights and sizes; `struct Layer` of kernels.cpp."""
+    """A decoder layer's weights and sizes; `struct Layer` of layers.cpp."""
 
     _fields_ = [
         *((n, ctypes.c_void_p) for n in ("norm1", "qkv", "qkv_bias", "o", "o_bias", "norm2", "gate_up", "down")),
@@ -102,7 +102,10 @@ def _built() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         draft = Path(scratch) / target.name
         done = subprocess.run(
-            [tool, *FLAGS, "-o", str(draft), str(SOURCE)], capture_output=True, text=True, check=False
+            [tool, *_flags(), "-o", str(draft), *map(str, sorted(FOLDER.glob("*.cpp")))],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise NativeError(f"{tool} could not compile the native kernels: {done.stderr.strip()[-600:]}")
@@ -110,8 +113,13 @@ def _built() -> Path:
     return target
 
 
+def _flags() -> list[str]:
+    return [*FLAGS, f"-march={os.environ.get('TURNOUT_MARCH', 'native')}"]
+
+
 def _key(tool: str) -> str:
-    return hashlib.sha256(SOURCE.read_bytes() + "\0".join([*FLAGS, tool, _machine()]).encode()).hexdigest()[:16]
+    sources = [file.read_bytes() for file in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))]
+    return hashlib.sha256(b"".join(sources) + "\0".join([*_flags(), tool, _machine()]).encode()).hexdigest()[:16]
 
 
 def _machine() -> str:

@@ -6,9 +6,10 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from turnout.core import Capabilities, LayerSpec, ModelError, build, plugins
 from turnout.core.build import build_engine, fingerprint
 from turnout.core.config import Config, from_container, resolve, to_container
 from turnout.core.engine import Engine
+from turnout.core.negotiate import choose_quantizer
 from turnout.plugins import native
 from turnout.plugins.loader import model as loading
+from turnout.plugins.quant.none import Unquantized
 
 Compose = Callable[..., Config]
 
@@ -97,11 +100,53 @@ FULL = LayerSpec(4, 2, 64, 0.125)
 def test_each_capability_is_a_reason(can: Capabilities, layer: LayerSpec, reason: str) -> None:
     assert can.refusals([FULL, layer], 16, torch.float32, torch.device("cpu")) == [reason]
     assert (
-        Capabilities(None, None, None, None, True, True, True, True).refusals(
+        Capabilities(window=True, softcap=True, sinks=True, v_head_dim=True).refusals(
             [layer], 16, torch.float32, torch.device("cpu")
         )
         == []
     )
+
+
+def test_a_form_of_the_cache_the_backend_does_not_keep_is_a_reason() -> None:
+    asked = ([FULL], 16, torch.float32, torch.device("cpu"), "fp8")
+    assert Capabilities().refusals(*asked) == ["kv_cache_dtype is fp8, it keeps auto"]
+    assert Capabilities(cache_dtypes=frozenset({"int8"})).refusals(*asked) == [
+        "kv_cache_dtype is fp8, it keeps auto, int8"
+    ]
+    assert Capabilities(cache_dtypes=frozenset({"fp8"})).refusals(*asked) == []
+
+
+class TestQuantizers:
+    """The checkpoint's format, read from its configuration, meets the quantizer before a weight is read."""
+
+    def test_a_quantized_checkpoint_that_nothing_reads_is_refused_with_its_format(
+        self, composed: Compose, unread: None, monkeypatch: Any
+    ) -> None:
+        for override in ((), ("quant=none",)):
+            config = composed(*override)
+            info = replace(config.loader.inspect(config.model, "float32", "cpu"), quantization={"quant_method": "odd"})
+            with pytest.raises(
+                ModelError, match="is quantized as 'odd', and (no installed quantizer|quant=none does not)"
+            ):
+                choose_quantizer(config, info, plugins.load())
+
+    def test_auto_takes_what_reads_the_format_and_floats_stay_floats(self, composed: Compose) -> None:
+        @dataclass
+        class Odd(Unquantized):
+            checkpoint_formats: ClassVar[frozenset[str]] = frozenset({"odd"})
+
+        found = plugins.collect(entry_points(group="turnout"))
+        found.choices["quant", "odd"] = plugins.Choice("quant", "odd", Odd, "test", "1", "test")
+        config = composed()
+        info = config.loader.inspect(config.model, "float32", "cpu")
+        assert choose_quantizer(config, info, found) == "" and type(config.quant) is Unquantized
+        config = composed()
+        note = choose_quantizer(config, replace(info, quantization={"quant_method": "odd"}), found)
+        assert note == "quant=auto chose odd: the checkpoint is quantized as 'odd'" and type(config.quant) is Odd
+        with pytest.raises(
+            ModelError, match="quantized as 'odd', and quant=none .*leave quant unset, or choose quant=odd"
+        ):
+            choose_quantizer(composed("quant=none"), replace(info, quantization={"quant_method": "odd"}), found)
 
 
 def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compose, unread: None) -> None:
@@ -128,12 +173,14 @@ def test_a_cache_never_exceeds_what_all_seats_at_full_length_need(composed: Comp
 def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(
     composed: Compose, monkeypatch: Any
 ) -> None:
-    config = composed("blocks.num_blocks=null", "limits.gpu_memory_utilization=0.8")
-    info = replace(config.loader.inspect(config.model, "float32", "cpu"), device=torch.device("cuda"))
+    config = composed("blocks.num_blocks=null", "limits.gpu_memory_utilization=0.8", "attention=torch")
+    info = config.loader.inspect(config.model, "float32", "cpu")
     per_block = sum(2 * layer.num_kv_heads * layer.head_dim for layer in info.layers) * 4 * 16
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * per_block, 100 * per_block))
+    monkeypatch.setattr(build, "_block_bytes", lambda config, info: per_block)
     monkeypatch.setattr(build, "_profile", lambda limits, info, served: 10 * per_block)
     served: Any = None
+    info = replace(info, device=torch.device("cuda"))
     assert build._cache_size(config, info, 10_000, served)[0] == 60 - 20 - 10
 
 
@@ -169,10 +216,9 @@ def test_other_kernels_and_other_weights_of_the_same_size_are_another_stack(
 ) -> None:
     found = plugins.load()
     before = fingerprint(composed("attention=cpu"), folder, found)
-    source = tmp_path / "kernels.cpp"
-    source.write_text("// another source")
+    (tmp_path / "kernels.cpp").write_text("// another source")
     with monkeypatch.context() as patch:
-        patch.setattr(native, "SOURCE", source)
+        patch.setattr(native, "FOLDER", tmp_path)
         patch.setattr(native, "obstacle", lambda: None)
         patch.setattr(native, "compiler", lambda: "g++")
         assert fingerprint(composed("attention=cpu"), folder, found) != before

@@ -350,7 +350,7 @@ def test_a_quantizers_own_format_reaches_it_whole_and_nothing_else_may_be_strang
     torch.testing.assert_close(net.model.layers[0].mlp.up_proj.weight, weight, atol=1e-3, rtol=1e-3)
     given = quantizer.seen["model.layers.0.mlp.up_proj"]
     assert {leaf: tensor.dtype for leaf, tensor in given.items()} == {
-        "half": torch.float32,
+        "half": torch.float16,
         "rest": torch.float32,
         "order": torch.int64,
     }

@@ -142,6 +142,6 @@ def test_a_quantized_checkpoint_needs_a_quantizer_that_reads_its_format(nested: 
         folder = models.save("llama", tmp_path)
         models.edit_config(folder, quantization_config=settings)
     info = inspect(str(folder))
-    assert info.quant_method == "awq"
+    assert info.quantization == settings
     with pytest.raises(ModelError, match="quantized as 'awq', and Unquantized reads unquantized checkpoints only"):
         load(info, Unquantized())
