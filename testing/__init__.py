@@ -3,7 +3,16 @@
 `turnout plugins check SLOT=NAME` runs `check_component`; tests may call the pieces themselves.
 """
 
-from turnout.testing.attention import AttentionCase, attention_cases, attention_oracle, run_attention
+from turnout.testing.attention import (
+    AttentionCase,
+    Compared,
+    attention_oracle,
+    check_attention,
+    compare_attention,
+    plain_attention,
+    run_attention,
+)
+from turnout.testing.attention_cases import attention_cases
 from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
 from turnout.testing.equivalence import assert_equivalent, open_engine
@@ -14,17 +23,21 @@ __all__ = [
     "AttentionCase",
     "BlockManagerContract",
     "Checked",
+    "Compared",
     "PreemptionContract",
     "SchedulerContract",
     "TokenCacheRunner",
     "assert_equivalent",
     "attention_cases",
     "attention_oracle",
+    "check_attention",
     "check_balance",
     "check_component",
+    "compare_attention",
     "continuation",
     "make_engine",
     "open_engine",
+    "plain_attention",
     "run_attention",
     "serve_all",
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from turnout.core.plugins import SLOTS
-from turnout.testing.attention import attention_cases, run_attention
+from turnout.testing.attention import check_attention
+from turnout.testing.attention_cases import attention_cases
 from turnout.testing.blocks import block_rules
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 
@@ -59,13 +59,8 @@ def _attention_rules(component: type) -> Iterator[tuple[str, Callable[[], object
         yield "its device is here", lambda: (_ for _ in ()).throw(RuntimeError("it needs a GPU, and there is none"))
         return
 
-    def compare(case: Any) -> None:
-        got, want = run_attention(component(), case)
-        error = (got.double() - want).abs().max().item()
-        assert error < 1e-4, f"off by {error:.2g}"
-
     for case in attention_cases(capabilities, device):
-        yield case.name, lambda case=case: compare(case)  # type: ignore[misc]
+        yield case.name, lambda case=case: check_attention(component(), case)  # type: ignore[misc]
 
 
 def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
