@@ -6,13 +6,13 @@ import gc
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from turnout.core import plugins
-from turnout.core.config import Config, Limits, chosen, to_container
+from turnout.core.config import Config, chosen, to_container
 from turnout.core.engine import Engine
 from turnout.core.interfaces import (
     BlockManager,
@@ -21,15 +21,14 @@ from turnout.core.interfaces import (
     ModelLoader,
     ModelRunner,
     PreparedQuantizer,
+    Progress,
     SharingBlocks,
 )
 from turnout.core.negotiate import choose_attention, choose_quantizer
 from turnout.core.plugins import Plugins
-from turnout.core.types import EngineInfo, KVSpec, ModelError
+from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
 
 SAMPLE = 1 << 16  # bytes
-
-Progress = Callable[[str, float], None]  # (what is being done, share done)
 
 
 def build_engine(
@@ -48,8 +47,10 @@ def build_engine(
     path = loader.find(config.model, lambda stage: progress(stage, 0.0))
     located(path)
     info = loader.inspect(path, config.dtype, config.device)
-    chose = choose_attention(config, info, found), choose_quantizer(config, info, found)
     max_model_len = _context(config.limits, info)
+    runner: ModelRunner = config.runner
+    info = runner.prepare(info, replace(config.limits, max_model_len=max_model_len), progress)
+    chose = choose_attention(config, info, found), choose_quantizer(config, info, found)
     if isinstance(config.quant, PreparedQuantizer):
         config.quant.prepare(info.quantization, info)
     served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
@@ -58,7 +59,6 @@ def build_engine(
     num_blocks, note = _cache_size(config, info, max_model_len, served)
     spec = KVSpec(info.layers, blocks.block_size, num_blocks, config.kv_cache_dtype)
     host = config.preemption.num_host_blocks + (blocks.num_host_blocks if isinstance(blocks, SharingBlocks) else 0)
-    runner: ModelRunner = config.runner
     runner.start(served, config.attention, spec, info.dtype, info.device, host)
     engine_info = EngineInfo(
         model=config.model,
@@ -129,25 +129,15 @@ def _cache_size(config: Config, info: ModelInfo, max_model_len: int, served: Mod
     blocks: BlockManager = config.blocks
     if blocks.num_blocks is not None:
         return blocks.num_blocks, ""
-    limits, size = config.limits, blocks.block_size
     per_block = _block_bytes(config, info)
-    if info.device.type == "cuda":
-        peak = _profile(limits, info, served)
-        free, total = torch.cuda.mem_get_info(info.device)  # free: what other processes hold is not in it
-        room = int(free - total * (1 - limits.gpu_memory_utilization)) - peak
-        share = f"limits.gpu_memory_utilization={limits.gpu_memory_utilization} of {total / 2**30:.1f} GiB"
-    else:
-        free = free_memory()
-        room = int(free * limits.cpu_memory_utilization)
-        share = f"limits.cpu_memory_utilization={limits.cpu_memory_utilization} of {free / 2**30:.1f} GiB free"
-    wanted = limits.max_num_seqs * -(-max_model_len // size)
-    num_blocks = min(room // per_block, wanted)
+    room, rule = config.runner.room(served)
+    num_blocks = min(room // per_block, config.limits.max_num_seqs * -(-max_model_len // blocks.block_size))
     if num_blocks < 1:
         raise ModelError(
-            f"no memory is left for the key/value cache: one block takes {per_block / 2**20:.1f} MiB, {share} leaves "
+            f"no memory is left for the key/value cache: one block takes {per_block / 2**20:.1f} MiB, {rule} leaves "
             f"{max(room, 0) / 2**20:.1f} MiB; raise that share, or set blocks.num_blocks"
         )
-    return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {share}"
+    return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {rule}"
 
 
 def _block_bytes(config: Config, info: ModelInfo) -> int:
@@ -155,52 +145,3 @@ def _block_bytes(config: Config, info: ModelInfo) -> int:
     spec = KVSpec(info.layers, config.blocks.block_size, 1, config.kv_cache_dtype)
     caches = config.attention.allocate(spec, info.dtype, info.device)
     return sum(t.nbytes for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,)))
-
-
-@torch.inference_mode()
-def _profile(limits: Limits, info: ModelInfo, served: Model) -> int:
-    """Bytes of GPU memory the largest step takes beside weights and cache: one is run, attention left out."""
-    num = limits.max_num_batched_tokens
-    tokens = torch.zeros(num, dtype=torch.int64, device=info.device)
-    rows = torch.arange(min(limits.max_num_seqs, num), device=info.device)
-
-    def attend(
-        layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
-        return q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
-
-    torch.cuda.reset_peak_memory_stats(info.device)
-    before = torch.cuda.memory_allocated(info.device)
-    served(tokens, torch.arange(num, device=info.device) % info.max_len, rows, attend)
-    peak = torch.cuda.max_memory_allocated(info.device) - before
-    torch.cuda.empty_cache()
-    return peak
-
-
-def free_memory(root: Path = Path("/sys/fs/cgroup"), listing: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes this process may still take: the machine's, or less where a group it is in has a limit (cgroup v2)."""
-    free: int = psutil.virtual_memory().available
-    try:
-        own = next(line[3:] for line in listing.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        own = "/"
-    group = root / own.strip("/")
-    for place in (group, *group.parents):
-        try:
-            limit = (place / "memory.max").read_text().strip()
-            if limit != "max":
-                free = min(free, int(limit) - int((place / "memory.current").read_text()) + _given_back(place))
-        except (OSError, ValueError):
-            pass  # no such file: no limit
-        if place == root:
-            break
-    return max(free, 0)
-
-
-def _given_back(group: Path) -> int:
-    """Bytes of files that the kernel keeps in memory, which count as used and go when others need the room."""
-    try:
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))

@@ -13,26 +13,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from turnout.core.plugins import SLOTS, Plugins, options_of
-
-
-@dataclass
-class Limits:
-    """Budgets of the engine. Raises ValueError naming the option."""
-
-    max_num_batched_tokens: int = 2048  # tokens computed in one step
-    max_num_seqs: int = 64  # requests running at once
-    max_model_len: int | None = None  # tokens of prompt and answer; null: what the model was made for
-    gpu_memory_utilization: float = 0.9  # share of the GPU's memory this process may use
-    cpu_memory_utilization: float = 0.3  # share of the free memory the key/value cache may take, on a CPU
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"limits.{name} must be at least 1, got {value}")
-        for name in ("gpu_memory_utilization", "cpu_memory_utilization"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"limits.{name} must be above 0 and at most 1, got {getattr(self, name)}")
+from turnout.core.types import Limits
 
 
 @dataclass

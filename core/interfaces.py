@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core.draft import Draft
-from turnout.core.types import Batch, BlockMoves, BlockStats, KVSpec, LayerSpec, PreemptMode, Request, Result, Step
+from turnout.core.types import (
+    Batch,
+    BlockMoves,
+    BlockStats,
+    KVSpec,
+    LayerSpec,
+    Limits,
+    PreemptMode,
+    Request,
+    Result,
+    Step,
+)
 
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
@@ -29,6 +40,7 @@ CONTRACTS = {  # current version of each slot
     "quant": 1,
     "runner": 1,
 }
+Progress = Callable[[str, float], None]  # (what is being done, share done)
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
 
 
@@ -56,6 +68,7 @@ class Capabilities:
         dtype: torch.dtype,
         device: torch.device,
         cache_dtype: str = "auto",
+        graphs: bool = False,
     ) -> list[str]:
         """Every reason why this backend cannot serve such a model; empty: it can."""
         reasons = []
@@ -68,6 +81,8 @@ class Capabilities:
         if cache_dtype != "auto" and cache_dtype not in self.cache_dtypes:
             kept = _listed({"auto", *self.cache_dtypes})
             reasons.append(f"kv_cache_dtype is {cache_dtype}, it keeps {kept}")
+        if graphs and not self.graphs:
+            reasons.append("runner.mode=graphs replays decode steps, and its plans can't be refreshed")
         for size in sorted({layer.head_dim for layer in layers}):
             if self.head_dims is not None and size not in self.head_dims:
                 reasons.append(f"head_dim is {size}, it takes {_listed(self.head_dims)}")
@@ -288,6 +303,7 @@ class ModelInfo:
     num_parameters: int
     quantization: Mapping[str, Any] | None = None  # the checkpoint's quantization_config; None: it holds floats
     notes: tuple[str, ...] = ()  # what was chosen for the user, and why
+    traced: bool = False  # torch.compile will trace it: no kernel may be called behind torch's back
 
 
 class ModelLoader(Protocol):
@@ -316,6 +332,20 @@ class Runner(Protocol):
 
 class ModelRunner(Runner, Protocol):
     """Computes them with a model, over caches it keeps."""
+
+    @property
+    def replays(self) -> bool:
+        """Decode steps are recorded and replayed: attention must be able to (`Capabilities.graphs`)."""
+        ...
+
+    def prepare(self, info: ModelInfo, limits: Limits, progress: Progress) -> ModelInfo:
+        """Called once, first, before weights load. Raises ModelError for what can't be done with this model or on this
+        machine; returns `info` as the model must be loaded. `limits.max_model_len` is set."""
+        ...
+
+    def room(self, model: Model) -> tuple[int, str]:
+        """Bytes the key/value cache may take beside the model and the largest step; the rule behind it, in words."""
+        ...
 
     def start(
         self,

@@ -17,7 +17,8 @@ def choose_attention(config: Config, info: ModelInfo, found: Plugins) -> str:
 
     def refusals(choice: Choice) -> list[str]:
         can: Capabilities = choice.component.capabilities  # type: ignore[attr-defined]
-        return choice.obstacles() + can.refusals(info.layers, size, info.dtype, info.device, config.kv_cache_dtype)
+        needs = info.layers, size, info.dtype, info.device, config.kv_cache_dtype, config.runner.replays
+        return choice.obstacles() + can.refusals(*needs)
 
     asked = chosen(config, found)["attention"]
     if asked == "auto":

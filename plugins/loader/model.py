@@ -112,7 +112,8 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     shards, quantized = Shards(Path(info.path)), method is not None
     weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
-    if info.device.type == "cpu" and info.dtype == torch.float32 and native.obstacle() is None:
+    native_here = info.device.type == "cpu" and info.dtype == torch.float32 and not info.traced
+    if native_here and native.obstacle() is None:
         native_ops.exchange(net)
         if info.passes_keywords:
             native_layer.exchange_layers(net)

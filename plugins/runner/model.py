@@ -1,30 +1,72 @@
-"""Turns a step into tensors, runs the model, samples. It owns the model and the caches and knows no queue.
-
-Requests lie end to end, without padding:
-
-    tokens       a0 a1 a2 a3 | b7 | c0 c1          a: first chunk, b: a decode at position 7, c: another prompt
-    query_start  0             4    5       7
-    kv_lens      4, 8, 2                            keys each attends to, this step's included
-"""
+"""Runs steps with a model in this process: moves blocks, computes, samples. It owns the caches and knows no queue."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core import AttentionBackend, Batch, Chunk, KVSpec, Logprobs, Model, Move, Result, Step
+from turnout.core import (
+    AttentionBackend,
+    Chunk,
+    KVSpec,
+    Limits,
+    Logprobs,
+    Model,
+    ModelError,
+    ModelInfo,
+    Move,
+    Progress,
+    Result,
+    Step,
+)
+from turnout.plugins.runner.compiled import Compiled, missing_compiler
+from turnout.plugins.runner.forward import Eager, Forward, Layers
+from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder
+from turnout.plugins.runner.layout import lay
+from turnout.plugins.runner.memory import room
 from turnout.plugins.runner.sampler import sample, score
+
+MODES = ("eager", "compile", "graphs")
 
 
 @dataclass
 class LocalRunner:
     """Runs steps in this process, on one device."""
+
+    mode: str = "eager"
+
+    recorder: ClassVar[type[Recorder]] = CudaRecorder
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"runner.mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        self._limits: Limits | None = None
+        self._progress: Progress = lambda stage, share: None
+
+    @property
+    def replays(self) -> bool:
+        """Decode steps are recorded and replayed."""
+        return self.mode == "graphs"
+
+    def prepare(self, info: ModelInfo, limits: Limits, progress: Progress) -> ModelInfo:
+        """Refuses a mode that this machine can't run."""
+        if self.replays and info.device.type != self.recorder.device:
+            raise ModelError(
+                f"runner.mode=graphs replays CUDA graphs, and the model runs on {info.device}: "
+                f"choose runner.mode=eager or compile, or a device that has them"
+            )
+        if self.mode == "compile" and (why := missing_compiler(info.device)):
+            raise ModelError(f"runner.mode=compile can't be had here: {why}; choose runner.mode=eager")
+        self._info, self._limits, self._progress = info, limits, progress
+        return replace(info, traced=self.mode == "compile")
+
+    def room(self, model: Model) -> tuple[int, str]:
+        assert self._limits is not None
+        return room(self._info, self._limits, model, self.replays)
 
     def start(
         self,
@@ -35,14 +77,28 @@ class LocalRunner:
         device: torch.device,
         num_host_blocks: int,
     ) -> None:
-        self._model, self._attention, self._spec, self._device = model, attention, spec, device
-        self._caches = attention.allocate(spec, dtype, device)
-        self._groups = {layer: index for index, layer in enumerate(dict.fromkeys(spec.layers))}
-        self._group_of = [self._groups[layer] for layer in spec.layers]
+        """Raises ModelError where the model can't be traced, or recorded, as the mode wants it."""
+        self._spec, self._device = spec, device
+        if self.replays:
+            spec = replace(spec, num_blocks=spec.num_blocks + 1)  # the last is nobody's: padding is written there
+        self._layers = Layers(attention, spec, dtype, device)
         self._side: torch.cuda.Stream | None = None
         if device.type == "cuda" and num_host_blocks:
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._host = [_like_on_host(t, num_host_blocks) for t in self._tensors()] if num_host_blocks else []
+        caches = self._layers.tensors()
+        self._host = [_like_on_host(t, num_host_blocks) for t in caches] if num_host_blocks else []
+        self._forward = self._made(model)
+
+    def _made(self, model: Model) -> Forward:
+        eager = Eager(model, self._layers)
+        if self.mode == "compile":
+            return Compiled(model, self._layers, self._progress)
+        if self.mode == "graphs":
+            assert self._limits is not None and self._limits.max_model_len is not None
+            most = min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
+            recorder = self.recorder(self._device)
+            return Graphs(model, self._layers, eager, most, self._limits.max_model_len, recorder, self._progress)
+        return eager
 
     @torch.inference_mode()
     def run(self, step: Step) -> Result:
@@ -50,80 +106,11 @@ class LocalRunner:
         self._move(step.swap_out, step.copies, step.swap_in)
         if not step.chunks:
             return Result([])
-        batch, sampled, scored = self._batch(step.chunks)
-        plans = [self._attention.plan(batch, layer, self._spec.block_size) for layer in self._groups]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-            return self._attention.run(q, k, v, self._caches[layer], plans[self._group_of[layer]], sinks)
-
-        logits = self._model(batch.tokens, batch.positions, batch.logit_rows, attend)
+        laid = lay(step.chunks, self._spec.block_size)
+        logits = self._forward(laid)
+        sampled = laid.sampled
         tokens, logprobs, errors = sample(logits[: len(sampled)], [c.request for c in sampled])
-        return Result(tokens, logprobs, errors, _scores(logits, len(sampled), scored))
-
-    def _batch(self, chunks: Sequence[Chunk]) -> tuple[Batch, list[Chunk], list[tuple[Chunk, int, int]]]:
-        """The step as tensors, the chunks that sample, and (chunk, first, last + 1 position) to score."""
-        tokens, blocks = array("q"), array("i")
-        counts, starts, widths = [], [], []
-        sampled: list[Chunk] = []
-        rows: list[int] = []
-        scored: list[tuple[Chunk, int, int]] = []
-        score_rows: list[int] = []
-        for chunk in chunks:
-            request, start, count, samples = chunk
-            if count == 1:
-                tokens.append(request.tokens[start])
-            else:
-                tokens.extend(request.tokens[start : start + count])
-            counts.append(count)
-            starts.append(start)
-            blocks.extend(request.blocks)
-            widths.append(len(request.blocks))
-            if samples:
-                sampled.append(chunk)
-                rows.append(len(tokens) - 1)
-            if request.sampling.prompt_logprobs is not None:
-                first, end = max(start, request.num_scored), min(start + count, request.num_prompt - 1)
-                if first < end:
-                    scored.append((chunk, first, end))
-                    offset = len(tokens) - count - start
-                    score_rows += range(first + offset, end + offset)
-        batch = self._tensors_of(tokens, blocks, counts, starts, widths, rows + score_rows)
-        return batch, sampled, scored
-
-    def _tensors_of(
-        self,
-        tokens: array[int],
-        blocks: array[int],
-        counts: list[int],
-        starts: list[int],
-        widths: list[int],
-        rows: list[int],
-    ) -> Batch:
-        size = self._spec.block_size
-        count, start, width = (np.array(values, dtype=np.int64) for values in (counts, starts, widths))
-        table = np.zeros((len(counts), int(width.max())), dtype=np.int32)
-        table[np.arange(table.shape[1]) < width[:, None]] = np.frombuffer(blocks, dtype=np.int32)
-        query_start = np.zeros(len(counts) + 1, dtype=np.int32)
-        np.cumsum(count, out=query_start[1:])
-        owner = np.repeat(np.arange(len(counts)), count)
-        positions = np.arange(len(tokens)) - query_start[owner] + start[owner]
-        slots = table[owner, positions // size].astype(np.int64) * size + positions % size
-        kv_lens = start + count
-
-        def tensor(values: Any, dtype: type = np.int64) -> Tensor:
-            return torch.from_numpy(np.asarray(values, dtype=dtype)).to(self._device)
-
-        return Batch(
-            tokens=tensor(np.frombuffer(tokens, dtype=np.int64)),
-            positions=tensor(positions),
-            slots=tensor(slots),
-            block_table=tensor(table, np.int32),
-            query_start=tensor(query_start, np.int32),
-            kv_lens=tensor(kv_lens, np.int32),
-            logit_rows=tensor(rows),
-            query_lens_host=tuple(counts),
-            kv_lens_host=tuple(kv_lens.tolist()),
-        )
+        return Result(tokens, logprobs, errors, _scores(logits, len(sampled), laid.scored))
 
     def _move(self, out: Sequence[Move], copies: Sequence[Move], back: Sequence[Move]) -> None:
         """Copy blocks to host memory, then within the cache, then others from host memory. Bit for bit.
@@ -131,13 +118,13 @@ class LocalRunner:
         On a GPU the transfers run on a stream of their own, from and to pinned memory; the forward waits for them.
         """
         if out:
-            self._transfer(self._tensors(), self._host, out)
+            self._transfer(self._layers.tensors(), self._host, out)
         if copies:
             source, target = torch.tensor(copies, dtype=torch.int64, device=self._device).unbind(1)
-            for cache in self._tensors():
+            for cache in self._layers.tensors():
                 cache[target] = cache[source]
         if back:
-            self._transfer(self._host, self._tensors(), back)
+            self._transfer(self._host, self._layers.tensors(), back)
 
     def _transfer(self, sources: Sequence[Tensor], targets: Sequence[Tensor], moves: Sequence[Move]) -> None:
         if self._side is None:
@@ -152,10 +139,6 @@ class LocalRunner:
                 for move in moves:
                     to[move.target].copy_(from_[move.source], non_blocking=True)
         current.wait_stream(self._side)
-
-    def _tensors(self) -> list[Tensor]:
-        """Every tensor of every cache; the first dimension of each is the block."""
-        return [t for cache in self._caches for t in (cache if isinstance(cache, tuple) else (cache,))]
 
 
 def _like_on_host(tensor: Tensor, num_blocks: int) -> Tensor:

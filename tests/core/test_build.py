@@ -25,6 +25,7 @@ from turnout.core.negotiate import choose_quantizer
 from turnout.plugins import native
 from turnout.plugins.loader import model as loading
 from turnout.plugins.quant.none import Unquantized
+from turnout.plugins.runner import memory
 
 Compose = Callable[..., Config]
 
@@ -155,12 +156,12 @@ def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compos
 
 
 def test_a_cache_is_sized_by_a_stated_share_of_free_memory(composed: Compose, monkeypatch: Any) -> None:
-    monkeypatch.setattr(build, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1_000_000)
     engine = build_engine(composed("blocks.num_blocks=null", "limits.cpu_memory_utilization=0.5"))
     per_token = sum(2 * layer.num_kv_heads * layer.head_dim for layer in engine._runner._spec.layers) * 4  # type: ignore[attr-defined]
     assert engine.info.num_blocks == 500_000 // (per_token * 16)
     assert "limits.cpu_memory_utilization=0.5" in notes(engine)
-    monkeypatch.setattr(build, "free_memory", lambda: 100)
+    monkeypatch.setattr(memory, "free_memory", lambda: 100)
     with pytest.raises(ModelError, match="no memory is left for the key/value cache.*set blocks.num_blocks"):
         build_engine(composed("blocks.num_blocks=null"))
 
@@ -168,29 +169,6 @@ def test_a_cache_is_sized_by_a_stated_share_of_free_memory(composed: Compose, mo
 def test_a_cache_never_exceeds_what_all_seats_at_full_length_need(composed: Compose) -> None:
     engine = build_engine(composed("blocks.num_blocks=null", "limits.max_num_seqs=2", "limits.max_model_len=40"))
     assert engine.info.num_blocks == 2 * 3
-
-
-def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(
-    composed: Compose, monkeypatch: Any
-) -> None:
-    config = composed("blocks.num_blocks=null", "limits.gpu_memory_utilization=0.8", "attention=torch")
-    info = config.loader.inspect(config.model, "float32", "cpu")
-    per_block = sum(2 * layer.num_kv_heads * layer.head_dim for layer in info.layers) * 4 * 16
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * per_block, 100 * per_block))
-    monkeypatch.setattr(build, "_block_bytes", lambda config, info: per_block)
-    monkeypatch.setattr(build, "_profile", lambda limits, info, served: 10 * per_block)
-    served: Any = None
-    info = replace(info, device=torch.device("cuda"))
-    assert build._cache_size(config, info, 10_000, served)[0] == 60 - 20 - 10
-
-
-def test_a_containers_memory_limit_counts(monkeypatch: Any, tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert build.free_memory(tmp_path) == 3000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert build.free_memory(tmp_path) > 3000
-    assert build.free_memory(tmp_path / "missing") > 3000
 
 
 def test_two_stacks_never_share_a_fingerprint_and_the_same_stack_keeps_its_own(composed: Compose, folder: str) -> None:

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 import turnout.conf
 import turnout.server.config
-from turnout.core import build, hookimpl, plugins
+from turnout.core import hookimpl, plugins
 from turnout.core.interfaces import Capabilities
 from turnout.core.plugins import PluginError, Plugins
+from turnout.plugins.runner import memory
 from turnout.server import plugins_cli
 from turnout.server.main import main
 from turnout.server.overrides import Usage, checked, objects, try_composing
@@ -288,7 +289,7 @@ class TestFreeMemory:
     @pytest.fixture
     def groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """`groups("a/b", max=…, current=…)` limits a group of processes; this one is in a/b."""
-        monkeypatch.setattr(build.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=10_000))
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=10_000))
 
         def limit(group: str, **files: object) -> None:
             folder = tmp_path / "cgroup" / group
@@ -300,7 +301,7 @@ class TestFreeMemory:
         return limit
 
     def free(self, tmp_path: Path) -> int:
-        return build.free_memory(tmp_path / "cgroup", tmp_path / "own")
+        return memory.free_memory(tmp_path / "cgroup", tmp_path / "own")
 
     def test_what_the_kernel_keeps_of_files_is_free(self, groups: Any, tmp_path: Path) -> None:
         groups("", max=8000, current=7900, stat="anon 900\nfile 7000\ninactive_file 6000\nactive_file 500\nshmem 500")
@@ -322,4 +323,4 @@ class TestFreeMemory:
     def test_without_a_limit_it_is_the_machines(self, groups: Any, tmp_path: Path) -> None:
         groups("a/b", max="max", current=5)
         assert self.free(tmp_path) == 10_000
-        assert build.free_memory(tmp_path / "nothing", tmp_path / "nowhere") == 10_000
+        assert memory.free_memory(tmp_path / "nothing", tmp_path / "nowhere") == 10_000

@@ -1,0 +1,73 @@
+"""What memory is left for the key/value cache once a model is loaded. It knows no request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from turnout.core import Limits, Model, ModelInfo
+
+
+def room(info: ModelInfo, limits: Limits, model: Model, replays: bool) -> tuple[int, str]:
+    """Bytes the cache may take, and the rule in words. On a GPU the largest step is left out, and a decode step once
+    more where it `replays`: a recorded step keeps its memory."""
+    if info.device.type == "cuda":
+        peak = largest(info, model, limits.max_num_batched_tokens, limits.max_num_seqs)
+        if replays:
+            num = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+            peak += largest(info, model, num, num)
+        free, total = torch.cuda.mem_get_info(info.device)  # free: what other processes hold is not in it
+        share = f"limits.gpu_memory_utilization={limits.gpu_memory_utilization} of {total / 2**30:.1f} GiB"
+        return int(free - total * (1 - limits.gpu_memory_utilization)) - peak, share
+    free = free_memory()
+    share = f"limits.cpu_memory_utilization={limits.cpu_memory_utilization} of {free / 2**30:.1f} GiB free"
+    return int(free * limits.cpu_memory_utilization), share
+
+
+@torch.inference_mode()
+def largest(info: ModelInfo, model: Model, num_tokens: int, num_seqs: int) -> int:
+    """Bytes of GPU memory a step of so many tokens takes beside weights and cache: one is run, attention left out."""
+    tokens = torch.zeros(num_tokens, dtype=torch.int64, device=info.device)
+    rows = torch.arange(min(num_seqs, num_tokens), device=info.device)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+
+    torch.cuda.reset_peak_memory_stats(info.device)
+    before = torch.cuda.memory_allocated(info.device)
+    model(tokens, torch.arange(num_tokens, device=info.device) % info.max_len, rows, attend)
+    peak = torch.cuda.max_memory_allocated(info.device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def free_memory(root: Path = Path("/sys/fs/cgroup"), listing: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes this process may still take: the machine's, or less where a group it is in has a limit (cgroup v2)."""
+    free: int = psutil.virtual_memory().available
+    try:
+        own = next(line[3:] for line in listing.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        own = "/"
+    group = root / own.strip("/")
+    for place in (group, *group.parents):
+        try:
+            limit = (place / "memory.max").read_text().strip()
+            if limit != "max":
+                free = min(free, int(limit) - int((place / "memory.current").read_text()) + _given_back(place))
+        except (OSError, ValueError):
+            pass  # no such file: no limit
+        if place == root:
+            break
+    return max(free, 0)
+
+
+def _given_back(group: Path) -> int:
+    """Bytes of files that the kernel keeps in memory, which count as used and go when others need the room."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
