@@ -6,18 +6,18 @@ neighbours of similar length; each prefill chunk by itself.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
+from turnout.plugins.attention.eight_bit import FORMS, as_bytes, decode, encode, zeros
 
-Cache = tuple[Tensor, Tensor]  # keys, values: each [num_blocks, block_size, kv_heads, head_dim]
+# keys, values: each [num_blocks, block_size, kv_heads, head_dim]; in 8 bits their scales follow, [..., kv_heads]
+Cache = tuple[Tensor, ...]
 WASTE = 1.25  # decodes padded together read at most so many times the keys they need
 
 
@@ -48,15 +48,23 @@ class Plan(NamedTuple):
 
 @dataclass
 class TorchAttention:
-    """Gathers blocks and calls scaled_dot_product_attention; softcap and sinks are computed openly."""
+    """Gathers blocks and calls scaled_dot_product_attention; softcap and sinks are computed openly. What an 8-bit cache
+    holds is dequantized as it is gathered."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(window=True, softcap=True, sinks=True, v_head_dim=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        cache_dtypes=frozenset(FORMS), window=True, softcap=True, sinks=True, v_head_dim=True
+    )
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
-        def one(layer: LayerSpec, size: int) -> Tensor:
-            return _zeros((spec.num_blocks, spec.block_size, layer.num_kv_heads, size), dtype, device)
+        kept = FORMS.get(spec.cache_dtype, dtype)
 
-        return [(one(layer, layer.head_dim), one(layer, layer.v_head_dim or layer.head_dim)) for layer in spec.layers]
+        def one(layer: LayerSpec) -> Cache:
+            shape = (spec.num_blocks, spec.block_size, layer.num_kv_heads)
+            sides = [zeros((*shape, n), kept, device) for n in (layer.head_dim, layer.v_head_dim or layer.head_dim)]
+            scales = [zeros(shape, torch.float32, device) for _ in sides] if spec.cache_dtype in FORMS else []
+            return (*sides, *scales)
+
+        return [one(layer) for layer in spec.layers]
 
     def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
         queries, keys, table = batch.query_lens_host, batch.kv_lens_host, batch.block_table.long()
@@ -84,24 +92,44 @@ class TorchAttention:
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, plan: Plan, sinks: Tensor | None) -> Tensor:
-        keys, values = cache
-        keys.flatten(0, 1).index_copy_(0, plan.slots, k.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, plan.slots, v.to(values.dtype))
+        sides = _sides(cache)
+        for side, new in zip(sides, (k, v), strict=True):
+            side.store(plan.slots, new)
         if len(plan.decodes) == 1 and plan.decodes[0].rows is None:
-            return _attend_decodes(q, keys, values, plan.decodes[0], plan.layer, sinks)
+            return _attend_decodes(q, sides, plan.decodes[0], plan.layer, sinks)
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
         for group in plan.decodes:
-            out[group.rows] = _attend_decodes(q[group.rows], keys, values, group, plan.layer, sinks)
+            out[group.rows] = _attend_decodes(q[group.rows], sides, group, plan.layer, sinks)
         for chunk in plan.prefills:
-            out[chunk.rows] = _attend_prefill(q[chunk.rows], keys, values, chunk, plan.layer, sinks)
+            out[chunk.rows] = _attend_prefill(q[chunk.rows], sides, chunk, plan.layer, sinks)
         return out
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU NumPy's, whose pages take memory only when they are written: torch writes them at once."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+class Side(NamedTuple):
+    """The keys, or the values, of one layer."""
+
+    kept: Tensor  # [num_blocks, block_size, kv_heads, dim]
+    scales: Tensor | None  # float32 [num_blocks, block_size, kv_heads]; None: kept as floats
+
+    def store(self, slots: Tensor, new: Tensor) -> None:
+        if self.scales is None:
+            self.kept.flatten(0, 1).index_copy_(0, slots, new.to(self.kept.dtype))
+            return
+        codes, scales = encode(new, self.kept.dtype)
+        as_bytes(self.kept).flatten(0, 1).index_copy_(0, slots, as_bytes(codes))
+        self.scales.flatten(0, 1).index_copy_(0, slots, scales)
+
+    def gather(self, table: Tensor, dtype: torch.dtype) -> Tensor:
+        """[W * block_size, kv_heads, dim] of the W blocks in `table`."""
+        if self.scales is None:
+            return self.kept.index_select(0, table).flatten(0, 1).to(dtype)
+        codes = as_bytes(self.kept).index_select(0, table).view(self.kept.dtype)
+        return decode(codes, self.scales.index_select(0, table), dtype).flatten(0, 1)
+
+
+def _sides(cache: Cache) -> tuple[Side, Side]:
+    keys, values, *scales = cache
+    return Side(keys, scales[0] if scales else None), Side(values, scales[1] if scales else None)
 
 
 def _decodes(
@@ -138,12 +166,13 @@ def _prefill(rows: slice, num_q: int, num_k: int, table: Tensor, layer: LayerSpe
 
 
 def _attend_decodes(
-    q: Tensor, keys: Tensor, values: Tensor, group: Decodes, layer: LayerSpec, sinks: Tensor | None
+    q: Tensor, sides: tuple[Side, Side], group: Decodes, layer: LayerSpec, sinks: Tensor | None
 ) -> Tensor:
     """q: [B, heads, head_dim]. Heads that share keys become the query dimension, so no key is repeated."""
     q = q.reshape(q.shape[0], layer.num_kv_heads, -1, q.shape[-1])  # [B, kv_heads, group, head_dim]
     k, v = (
-        _gather(side, group).view(len(q), -1, *side.shape[2:]).transpose(1, 2).to(q.dtype) for side in (keys, values)
+        _clean(side.gather(group.table, q.dtype), group.stale).view(len(q), -1, *side.kept.shape[2:]).transpose(1, 2)
+        for side in sides
     )
     mask = None if group.mask is None else group.mask.to(q.dtype)
     if layer.softcap is None and sinks is None:
@@ -154,21 +183,17 @@ def _attend_decodes(
     return out.flatten(1, 2)
 
 
-def _gather(side: Tensor, group: Decodes) -> Tensor:
-    """[B * W * block_size, kv_heads, dim]. What others left behind becomes 0: NaN would outlive a weight of 0."""
-    found = side.index_select(0, group.table).flatten(0, 1)
-    return found if group.stale is None else found.index_fill_(0, group.stale, 0.0)
+def _clean(found: Tensor, stale: Tensor | None) -> Tensor:
+    """What others left behind becomes 0: NaN would outlive a weight of 0."""
+    return found if stale is None else found.index_fill_(0, stale, 0.0)
 
 
 def _attend_prefill(
-    q: Tensor, keys: Tensor, values: Tensor, chunk: Prefill, layer: LayerSpec, sinks: Tensor | None
+    q: Tensor, sides: tuple[Side, Side], chunk: Prefill, layer: LayerSpec, sinks: Tensor | None
 ) -> Tensor:
     """q: [queries, heads, head_dim]."""
     q = q.transpose(0, 1)  # [heads, queries, head_dim]
-    k, v = (
-        side.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_keys].transpose(0, 1).to(q.dtype)
-        for side in (keys, values)
-    )
+    k, v = (side.gather(chunk.table, q.dtype)[: chunk.num_keys].transpose(0, 1) for side in sides)
     if layer.softcap is None and sinks is None and chunk.num_keys >= q.shape[1]:
         out = F.scaled_dot_product_attention(
             q[None], k[None], v[None], chunk.mask, is_causal=chunk.mask is None, scale=layer.scale, enable_gqa=True
