@@ -58,6 +58,7 @@ def is_override(arg: str) -> bool:
         "record",
         "record_limit",
         "experiment",
+        "enforce_eager",
         "hydra",
     }
     return bool(key and key.group(1) in known) or bool(re.match(r"^(-[a-zA-Z]|--[a-z-]+)$", arg)) or arg.startswith("~")
@@ -68,9 +69,29 @@ def checked(args: list[str], found: Plugins) -> list[str]:
 
     Raises PluginError for a choice that can't be used, Usage for what is no override and for a value that must be quoted.
     """
+    args = list(_enforced(args))
     many = any(arg in MANY for arg in args)
     values = {index + 1 for index, arg in enumerate(args) if arg in WITH_VALUE}
     return [arg if index in values else _checked(arg, found, many) for index, arg in enumerate(args)]
+
+
+def _enforced(args: list[str]) -> Iterator[str]:
+    """The arguments with vLLM's `enforce_eager=true` as `runner.mode=eager`; false asks for nothing.
+
+    Raises Usage when another mode is asked for too.
+    """
+    for arg in args:
+        key, _, value = arg.partition("=")
+        if key.lstrip("+") != "enforce_eager":
+            yield arg
+            continue
+        if value.lower() not in ("true", "false"):
+            raise Usage(f"enforce_eager takes true or false, got {value!r}")
+        if value.lower() == "true":
+            modes = [other for other in args if other.lstrip("+").startswith("runner.mode=")]
+            if other := next((mode for mode in modes if mode.partition("=")[2].strip("'\"") != "eager"), None):
+                raise Usage(f"{arg} means runner.mode=eager, and {other} asks for another mode: drop one of the two")
+            yield "runner.mode=eager"
 
 
 def _checked(arg: str, found: Plugins, many: bool) -> str:

@@ -35,7 +35,9 @@ def missing_compiler(device: torch.device) -> str | None:
         except exc.InvalidCxxCompiler:
             return "torch.compile needs a C++ compiler on a CPU, and none was found (install g++, or set CXX)"
         return None
-    if not torch.utils._triton.has_triton():
+    from torch.utils import _triton
+
+    if not _triton.has_triton():
         return f"torch.compile needs Triton for {device.type}, and it is not installed or does not support this device"
     if shutil.which("cc") is None and shutil.which("gcc") is None and shutil.which("clang") is None:
         return "torch.compile's Triton needs a C compiler, and none was found (install gcc)"

@@ -47,6 +47,7 @@ def test_other_values_are_refused_with_the_quoting_that_works(found: plugins.Plu
         ("scheduler=fcfs", True),
         ("sampling.max_tokens=3", True),
         ("+experiment=x", True),
+        ("enforce_eager=true", True),
         ("--cfg", True),
         ("-m", True),
         ("2+2=4, and 3+3=", False),
@@ -94,3 +95,19 @@ def test_a_wrong_key_lists_those_there_are(found: plugins.Plugins, command: str)
 @pytest.mark.parametrize("preset", ["low_latency", "throughput", "small_cache"])
 def test_presets_compose_and_later_overrides_win(found: plugins.Plugins, preset: str) -> None:
     try_composing("serve", [f"experiment={preset}", "limits.max_num_seqs=3"], found)
+
+
+def test_enforce_eager_is_the_eager_mode_and_false_asks_for_nothing(found: plugins.Plugins) -> None:
+    assert checked(["enforce_eager=True", "model=x"], found) == ["runner.mode=eager", "model=x"]
+    assert checked(["enforce_eager=true", "runner.mode=eager"], found) == ["runner.mode=eager", "runner.mode=eager"]
+    assert checked(["enforce_eager=false", "runner.mode=graphs"], found) == ["runner.mode=graphs"]
+    composed = try_composing("serve", checked(["+enforce_eager=true"], found), found)
+    assert composed.runner.mode == "eager"
+
+
+def test_enforce_eager_beside_another_mode_is_an_error_that_names_both(found: plugins.Plugins) -> None:
+    for args in (["runner.mode=graphs", "enforce_eager=true"], ["enforce_eager=true", "runner.mode='compile'"]):
+        with pytest.raises(Usage, match="enforce_eager=true means runner.mode=eager, and runner.mode=.*drop one"):
+            checked(args, found)
+    with pytest.raises(Usage, match="enforce_eager takes true or false, got 'maybe'"):
+        checked(["enforce_eager=maybe"], found)

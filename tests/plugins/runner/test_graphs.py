@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -51,7 +50,12 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
 def started(model: Model, runner: LocalRunner, backend: Any) -> Engine:
     """An engine on `runner`, with swap: blocks leave and come back between replays."""
     engine = engine_on(
-        model, num_blocks=BLOCKS, block_size=4, preemption=Swap(host_blocks=8), max_num_seqs=6, max_num_batched_tokens=64
+        model,
+        num_blocks=BLOCKS,
+        block_size=4,
+        preemption=Swap(host_blocks=8),
+        max_num_seqs=6,
+        max_num_batched_tokens=64,
     )
     runner.prepare(model.info, LIMITS, lambda stage, share: None)
     runner.start(model, backend, KVSpec(model.info.layers, 4, BLOCKS), torch.float32, CPU, 8)
