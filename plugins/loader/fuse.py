@@ -3,28 +3,27 @@
 The model's own code goes on calling each layer. The first one computes all of them and keeps the others' outputs; a
 sibling called with that very input takes its own, with any other input it computes alone. So nothing depends on the
 order in which a model calls its layers; only the speed does.
+
+What a layer's weights look like is not known here: a kind of layer that can be joined says so by a class method
+`joined(layers) -> layer | None`, the output of which is that of all layers side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # like F.linear
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Shared:
-    """One product for several layers, and the outputs not yet fetched."""
+    """One layer in place of several, and the outputs not yet fetched."""
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        self.sizes = [layer.out_features for layer in layers]
-        self.weight = torch.cat([layer.weight.data for layer in layers])
-        self.bias = None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
-        self.product: Product = F.linear
+    def __init__(self, linear: Any, sizes: Sequence[int]) -> None:
+        self.linear, self.sizes = linear, list(sizes)
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -32,7 +31,7 @@ class Shared:
         """What layer `index` makes of `x`; None when it must be computed alone."""
         if index == 0:
             self._input = x
-            self._outputs = dict(enumerate(torch.split(self.product(x, self.weight, self.bias), self.sizes, -1)))
+            self._outputs = dict(enumerate(torch.split(self.linear(x), self.sizes, -1)))
         elif self._input is not x:
             return None
         found = self._outputs.pop(index, None)
@@ -40,43 +39,69 @@ class Shared:
             self._input = None  # nothing is kept alive until the next step
         return found
 
+    def rows(self, index: int) -> slice:
+        """Its outputs, among those of all."""
+        start = sum(self.sizes[:index])
+        return slice(start, start + self.sizes[index])
 
-class Part(nn.Linear):
-    """One of the layers; its weight is a part of the shared one."""
 
-    def __init__(self, shared: Shared, index: int, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        start = sum(shared.sizes[:index])
-        rows = slice(start, start + layer.out_features)
-        self.weight = nn.Parameter(shared.weight[rows], requires_grad=False)
-        if shared.bias is not None:
-            self.bias = nn.Parameter(shared.bias[rows], requires_grad=False)
-        self.shared, self._index = shared, index
+class Part(nn.Module):
+    """One of the layers, an output range of the shared one."""
+
+    def __init__(self, shared: Shared, index: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = int(shared.linear.in_features), shared.sizes[index]
+        self.shared, self.index = shared, index
+        if index == 0 and type(shared.linear) is not nn.Linear:
+            self.joined = shared.linear  # so that whoever walks the model finds its tensors, once
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.shared.output(self._index, x)
-        return F.linear(x, self.weight, self.bias) if found is None else found
+        found = self.shared.output(self.index, x)
+        return self.shared.linear(x)[..., self.shared.rows(self.index)] if found is None else found
+
+
+class FloatPart(Part):
+    """One whose weight and bias, parts of the shared ones, are found by name as before."""
+
+    def __init__(self, shared: Shared, index: int) -> None:
+        super().__init__(shared, index)
+        rows, bias = shared.rows(index), shared.linear.bias
+        self.weight = nn.Parameter(shared.linear.weight[rows], requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias[rows], requires_grad=False))
 
 
 def fuse(net: nn.Module) -> int:
-    """Fuse the plain float siblings of `net`, in place; how many groups there were. Other modules stay as they are."""
+    """Fuse the siblings of `net` that can be joined, in place; how many groups there were."""
     groups = 0
     for module in list(net.modules()):
         for names in SIBLINGS:
-            layers = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
-            if len(layers) == len(names) and _alike(layers):
-                shared = Shared(layers)
-                for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
-                    setattr(module, name, Part(shared, index, layer))
-                groups += 1
+            layers = [layer for name in names if isinstance(layer := getattr(module, name, None), nn.Module)]
+            made = _joined(layers) if len(layers) == len(names) else None
+            if made is None:
+                continue
+            shared = Shared(made, [int(layer.out_features) for layer in layers])  # type: ignore[arg-type]
+            kind = FloatPart if type(made) is nn.Linear else Part
+            for index, name in enumerate(names):
+                setattr(module, name, kind(shared, index))
+            groups += 1
     return groups
 
 
-def _alike(layers: list[nn.Linear]) -> bool:
+def _joined(layers: list[nn.Module]) -> nn.Module | None:
+    """One layer in place of these; None where there can be none."""
     first = layers[0]
-    return all(
-        (layer.bias is None) == (first.bias is None)
-        and layer.weight.shape[1] == first.weight.shape[1]
-        and layer.weight.dtype == first.weight.dtype
-        for layer in layers
-    )
+    if any(type(layer) is not type(first) for layer in layers):
+        return None
+    if type(first) is not nn.Linear:
+        own = getattr(type(first), "joined", None)
+        return None if own is None else own(layers)
+    plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    biases = [layer.bias.data for layer in plain if layer.bias is not None]
+    alike = {(layer.in_features, layer.weight.dtype) for layer in plain}
+    if len(biases) not in (0, len(plain)) or len(alike) > 1:
+        return None
+    made = nn.Linear(first.in_features, sum(p.out_features for p in plain), bias=bool(biases), device="meta")
+    made.weight = nn.Parameter(torch.cat([layer.weight.data for layer in plain]), requires_grad=False)
+    if biases:
+        made.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return made

@@ -1,8 +1,9 @@
-"""A whole decoder layer around its attention in two native calls, for the few rows of a small decode step.
+"""A whole decoder layer around its attention in two native calls.
 
-There the weights' way from memory is all the work, and what Python does between two products is felt. A layer is
-recognised by its parts, which `native_ops` has exchanged already, and kept only if it computes what the model's own
-code computes; with more rows, or other arguments, that code runs as before.
+In a small decode step the weights' way from memory is all the work, and what Python does between two products is felt.
+A layer is recognised by its parts, which `native_ops` has exchanged already, whatever kind its weights are as long as
+they come with a native kernel (`descriptor`), and kept only if it computes what the model's own code computes; with
+other arguments that code runs as before.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from turnout.plugins import native
 from turnout.plugins.loader.fuse import Part
-from turnout.plugins.loader.native_ops import FewRows, GatedMLP, Linear, RMSNorm
+from turnout.plugins.loader.native_ops import GatedMLP, RMSNorm
 from turnout.plugins.loader.probe import ATTEND
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 TOLERANCE = 1e-4  # of the largest value
+ROWS = 70  # of the trial: more than a tile, and none
 
 
 class NativeForward:
@@ -27,14 +29,15 @@ class NativeForward:
 
     def __init__(self, layer: Any, heads: int, kv_heads: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        shared, o, both = attention.q_proj.shared, attention.o_proj, mlp.gate_proj.shared
         first, second = layer.input_layernorm, layer.post_attention_layernorm
-        self._kept = [first.weight, shared.weight, shared.bias, o.weight, o.bias, second.weight, both.weight]
-        self._kept.append(mlp.down_proj.weight)  # the pointers below live as long as these
+        o, down = attention.o_proj, mlp.down_proj
+        linears = [attention.q_proj.shared.linear, o, mlp.gate_proj.shared.linear, down]
+        self._kept = [*linears, first.weight, second.weight]  # the pointers below live as long as these
         head_dim = attention.q_proj.out_features // heads
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._kept]
-        sizes = [o.out_features, heads, kv_heads, head_dim, mlp.down_proj.in_features, torch.get_num_threads()]
-        self._layer = native.Layer(*pointers, *sizes, first.eps, first.plus, second.eps, second.plus)
+        pointers = [pointer for linear in linears for pointer in (linear.descriptor.run, linear.descriptor.data)]
+        norms = [norm.weight.data_ptr() for norm in (first, second)]
+        sizes = [o.out_features, heads, kv_heads, head_dim, down.in_features, torch.get_num_threads()]
+        self._layer = native.Layer(*pointers, *norms, *sizes, first.eps, first.plus, second.eps, second.plus)
         self._index, self._dim = attention.layer_idx, o.out_features
         self._shapes = (heads, head_dim), (kv_heads, head_dim)
         self._original = layer.forward
@@ -46,7 +49,7 @@ class NativeForward:
         angles: Any = options.get("position_embeddings")
         rows = hidden_states.shape[1]
         plain = not rest and attend is not None and options.get("attention_mask") is None
-        if rows > FewRows.MOST or not plain or not _fit(hidden_states, angles, self._shapes[0][1]):
+        if not plain or not _fit(hidden_states, angles, self._shapes[0][1]):
             return self._original(hidden_states, *rest, **options)
         cos, sin = angles
         layer, x = ctypes.byref(self._layer), hidden_states.data_ptr()
@@ -84,15 +87,15 @@ def _exchanged(module: nn.Module) -> bool:
         return False
     q, o = attention.get_submodule("q_proj"), attention.get_submodule("o_proj")
     rms = all(isinstance(norm, RMSNorm) for norm in norms)
-    if not (rms and isinstance(q, Part) and isinstance(o, Linear) and isinstance(mlp, GatedMLP)):
+    if not (rms and isinstance(q, Part) and isinstance(mlp, GatedMLP)):
         return False
-    down, both = mlp.get_submodule("down_proj"), mlp.gate_proj.shared
     head_dim = getattr(attention, "head_dim", None)
-    if not isinstance(down, Linear) or down.bias is not None or both.bias is not None or not head_dim:
+    linears = (q.shared.linear, o, mlp.gate_proj.shared.linear, mlp.get_submodule("down_proj"))
+    if not head_dim or not all(hasattr(linear, "descriptor") for linear in linears):
         return False
     heads, kv_heads = (attention.get_submodule(name).out_features // head_dim for name in ("q_proj", "k_proj"))
     made = NativeForward(module, heads, kv_heads)
-    if not _same(module, made, o.out_features, head_dim):
+    if not _same(module, made, made._dim, head_dim):
         return False
     module.forward = made
     return True
@@ -107,7 +110,7 @@ def _same(layer: Any, made: NativeForward, dim: int, head_dim: int) -> bool:
         group = q.shape[1] // k.shape[1]
         return q + 0.5 * k.repeat_interleave(group, 1) + 0.25 * v.repeat_interleave(group, 1) * (index + 1)
 
-    for rows in (1, FewRows.MOST):
+    for rows in (1, ROWS):
         x = torch.randn(1, rows, dim, generator=dice)
         angles = tuple(torch.randn(1, rows, head_dim, generator=dice) for _ in range(2))
         options = {"attention_mask": None, "position_embeddings": angles, "use_cache": False, ATTEND: attend}

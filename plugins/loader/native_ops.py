@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turnout.plugins import native
-from turnout.plugins.loader.fuse import Part
+from turnout.plugins.loader.fuse import FloatPart, Part
+from turnout.plugins.native.linear import PackedEmbedding, PackedLinear
 
 TOLERANCE = 1e-5  # of the largest value
 
@@ -47,36 +47,6 @@ class RMSNorm(Direct):
         return out
 
 
-class FewRows:
-    """F.linear, by the native kernel for the few rows of a small decode step, where reading the weight is all."""
-
-    MOST = 4  # rows; measured: from 8 on the library's product is as fast
-
-    def __init__(self) -> None:
-        self._run, self._threads = native.library().turnout_linear, torch.get_num_threads()
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        outs, ins = weight.shape
-        rows = x.numel() // ins
-        if rows > self.MOST or not (x.is_contiguous() and weight.is_contiguous()):
-            return F.linear(x, weight, bias)
-        out = x.new_empty(*x.shape[:-1], outs)
-        offset = None if bias is None else bias.data_ptr()
-        self._run(x.data_ptr(), weight.data_ptr(), offset, out.data_ptr(), rows, ins, outs, self._threads)
-        return out
-
-
-class Linear(Direct, nn.Linear):
-    """A linear layer over another's tensors, quick for few rows."""
-
-    def __init__(self, layer: nn.Linear, product: FewRows) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        self.weight, self.bias, self._product = layer.weight, layer.bias, product
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._product(x, self.weight, self.bias)
-
-
 class GatedMLP(Direct):
     """down(silu(gate(x)) * up(x)), gate and up in one product, the middle by the native kernel."""
 
@@ -86,8 +56,7 @@ class GatedMLP(Direct):
         self._run, self._threads = native.library().turnout_silu_mul, torch.get_num_threads()
 
     def forward(self, x: Tensor) -> Tensor:
-        shared = self.gate_proj.shared
-        both = shared.product(x, shared.weight, shared.bias)
+        both = self.gate_proj.shared.linear(x).contiguous()
         dim = both.shape[-1] // 2
         out = both.new_empty(*both.shape[:-1], dim)
         self._run(both.data_ptr(), out.data_ptr(), both.numel() // (2 * dim), dim, self._threads)
@@ -119,16 +88,15 @@ class Rotary:
         return made[0].transpose(1, 2), made[1].transpose(1, 2)
 
 
-def exchange(net: nn.Module) -> int:
+def exchange(net: Any) -> int:
     """Exchange what can be, in place; how many modules were. Raises NativeError where the kernels do not build."""
-    done, product = 0, FewRows()
-    for _, module in net.named_modules():
-        if isinstance(module, Part):
-            module.shared.product = product
-    for make in (_mlp, _norm, lambda module: Linear(module, product) if type(module) is nn.Linear else None):
+    done = 0
+    for make in (_part, _mlp, _norm, _linear):
         for name, module in list(net.named_modules()):
             made = make(module)
             if made is not None:
+                if make is _linear:
+                    _share_embedding(net, module, made)
                 parent, _, child = name.rpartition(".")
                 setattr(net.get_submodule(parent), child, made)
                 done += 1
@@ -171,6 +139,36 @@ def _norm(module: nn.Module) -> nn.Module | None:
     assert isinstance(weight, nn.Parameter)
     made = [RMSNorm(weight.data, eps, plus) for plus in (0.0, 1.0)]
     return next((one for one in made if _same(module, one, len(weight))), None)
+
+
+def _part(module: nn.Module) -> Part | None:
+    if not isinstance(module, FloatPart):
+        return None
+    shared = module.shared
+    if type(shared.linear) is nn.Linear:
+        shared.linear = _packed(shared.linear)
+    return Part(shared, module.index)
+
+
+def _linear(module: nn.Module) -> PackedLinear | None:
+    return _packed(module) if type(module) is nn.Linear else None
+
+
+def _packed(layer: nn.Linear) -> PackedLinear:
+    return PackedLinear(layer.weight.data, None if layer.bias is None else layer.bias.data)
+
+
+def _share_embedding(net: Any, layer: nn.Module, made: nn.Module) -> None:
+    """Where `layer` and an embedding are one tensor, that embedding reads from the packed form from now on."""
+    assert isinstance(layer, nn.Linear) and isinstance(made, PackedLinear)
+    for name, module in list(net.named_modules()):
+        if isinstance(module, nn.Embedding) and module.weight.data_ptr() == layer.weight.data_ptr():
+            ids = torch.arange(7) * 13 % module.num_embeddings
+            plain, given = module.weight.data[ids], module(ids)
+            scale = float(getattr(module, "embed_scale", 1.0))
+            if given.shape == plain.shape and torch.equal(given, plain * scale):
+                parent, _, child = name.rpartition(".")
+                setattr(net.get_submodule(parent), child, PackedEmbedding(made, scale))
 
 
 def _mlp(module: nn.Module) -> nn.Module | None:

@@ -42,7 +42,8 @@ class Layer(ctypes.Structure):
     """A decoder layer's weights and sizes; `struct Layer` of layers.cpp."""
 
     _fields_ = [
-        *((n, ctypes.c_void_p) for n in ("norm1", "qkv", "qkv_bias", "o", "o_bias", "norm2", "gate_up", "down")),
+        *((f"{n}_{part}", ctypes.c_void_p) for n in ("qkv", "o", "gate_up", "down") for part in ("run", "data")),
+        *((n, ctypes.c_void_p) for n in ("norm1", "norm2")),
         *((n, ctypes.c_int64) for n in ("dim", "heads", "kv_heads", "head_dim", "hidden", "threads")),
         *((n, ctypes.c_float) for n in ("eps1", "plus1", "eps2", "plus2")),
     ]
@@ -80,13 +81,14 @@ def library() -> ctypes.CDLL:
         raise NativeError(f"the native kernels do not load: {error}") from error
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     found.turnout_attend.argtypes = [ctypes.POINTER(Plan), *[pointer] * 7]
-    found.turnout_linear.argtypes = [*[pointer] * 4, *[number] * 4]
+    found.turnout_pack.argtypes = [pointer, pointer, number, number]
+    found.turnout_panel.restype = number
     found.turnout_rms_norm.argtypes = [pointer, pointer, pointer, number, number, real, real, number]
     found.turnout_rotate.argtypes = [*[pointer] * 6, *[number] * 7]
     found.turnout_silu_mul.argtypes = [pointer, pointer, number, number, number]
     found.turnout_before_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 6, number]
     found.turnout_after_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 3, number]
-    for name in ("attend", "before_attention", "after_attention", "linear", "rms_norm", "rotate", "silu_mul"):
+    for name in ("attend", "before_attention", "after_attention", "pack", "rms_norm", "rotate", "silu_mul"):
         getattr(found, f"turnout_{name}").restype = None
     return found
 

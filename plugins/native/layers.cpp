@@ -1,5 +1,6 @@
-// The small operations between matrix products, products of few rows, and a decoder layer around its attention.
+// The small operations between matrix products, and a decoder layer around its attention.
 
+#include "linear.h"
 #include "vectors.h"
 
 extern "C" {
@@ -16,45 +17,6 @@ void turnout_rms_norm(const float* x, const float* weight, float* out, int64_t r
         for (; d < dim; d++) total += from[d] * from[d];
         float by = 1.0f / std::sqrt(total / dim + eps);
         for (d = 0; d < dim; d++) out[r * dim + d] = from[d] * by * (weight[d] + plus);
-    }
-}
-
-// out[m] = weight . x[m] (+ bias) for the few rows of a decode step: weight [outs, ins] is read once, at memory speed
-void turnout_linear(const float* x, const float* weight, const float* bias, float* out, int64_t rows, int64_t ins, int64_t outs, int64_t threads) {
-    constexpr int64_t PART = 32;  // outputs of one piece of work
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t first = 0; first < outs; first += PART) {
-        int64_t end = std::min(outs, first + PART);
-        for (int64_t m = 0; m < rows; m++) {
-            const float* from = x + m * ins;
-            float* to = out + m * outs;
-            int64_t o = first;
-            for (; o + 4 <= end; o += 4) {
-                const float* w = weight + o * ins;
-                vec a = {}, b = {}, c = {}, d = {};
-                int64_t i = 0;
-                for (; i + LANES <= ins; i += LANES) {
-                    __builtin_prefetch(w + i + 4 * ins);
-                    __builtin_prefetch(w + i + 5 * ins);
-                    __builtin_prefetch(w + i + 6 * ins);
-                    __builtin_prefetch(w + i + 7 * ins);
-                    vec v = load(from + i);
-                    a += v * load(w + i);
-                    b += v * load(w + ins + i);
-                    c += v * load(w + 2 * ins + i);
-                    d += v * load(w + 3 * ins + i);
-                }
-                float total[4] = {sum(a), sum(b), sum(c), sum(d)};
-                for (; i < ins; i++)
-                    for (int n = 0; n < 4; n++) total[n] += from[i] * w[n * ins + i];
-                for (int n = 0; n < 4; n++) to[o + n] = total[n] + (bias ? bias[o + n] : 0.0f);
-            }
-            for (; o < end; o++) {
-                float total = bias ? bias[o] : 0.0f;
-                for (int64_t i = 0; i < ins; i++) total += from[i] * weight[o * ins + i];
-                to[o] = total;
-            }
-        }
     }
 }
 
@@ -96,9 +58,16 @@ void turnout_silu_mul(const float* x, float* out, int64_t rows, int64_t dim, int
     }
 }
 
-// A decoder layer of the usual form (norm, q/k/v, rotation; attention; output, norm, gated MLP), for few rows
+// out = a + b
+static void add(const float* a, const float* b, float* out, int64_t count, int64_t threads) {
+#pragma omp parallel for simd schedule(static) num_threads(threads) if (threads > 1 && count > 65536)
+    for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
+}
+
+// A decoder layer of the usual form: norm, q/k/v, rotation; attention; output, norm, gated MLP
 struct Layer {
-    const float *norm1, *qkv, *qkv_bias, *o, *o_bias, *norm2, *gate_up, *down;
+    Linear qkv, o, gate_up, down;
+    const float *norm1, *norm2;
     int64_t dim, heads, kv_heads, head_dim, hidden, threads;
     float eps1, plus1, eps2, plus2;
 };
@@ -108,10 +77,11 @@ void turnout_before_attention(const Layer* layer, const float* x, const float* c
     const Layer& l = *layer;
     int64_t q_size = l.heads * l.head_dim, kv_size = l.kv_heads * l.head_dim, all_size = q_size + 2 * kv_size;
     thread_local std::vector<float> scratch;
-    scratch.resize(rows * (l.dim + all_size));
+    if ((int64_t)scratch.size() < rows * (l.dim + all_size)) scratch.resize(rows * (l.dim + all_size));
     float *normed = scratch.data(), *qkv = normed + rows * l.dim;
-    turnout_rms_norm(x, l.norm1, normed, rows, l.dim, l.eps1, l.plus1, 1);
-    turnout_linear(normed, l.qkv, l.qkv_bias, qkv, rows, l.dim, all_size, l.threads);
+    turnout_rms_norm(x, l.norm1, normed, rows, l.dim, l.eps1, l.plus1, l.threads);
+    apply(l.qkv, normed, qkv, rows, l.threads);
+#pragma omp parallel for num_threads(l.threads) if (l.threads > 1 && rows * all_size > 65536)
     for (int64_t t = 0; t < rows; t++) {
         rotate(qkv, all_size, cos, sin, q, t, l.heads, l.head_dim);
         rotate(qkv + q_size, all_size, cos, sin, k, t, l.kv_heads, l.head_dim);
@@ -123,16 +93,17 @@ void turnout_before_attention(const Layer* layer, const float* x, const float* c
 void turnout_after_attention(const Layer* layer, const float* x, const float* attended, float* out, int64_t rows) {
     const Layer& l = *layer;
     thread_local std::vector<float> scratch;
-    scratch.resize(rows * (2 * l.dim + 3 * l.hidden));
+    int64_t needed = rows * (2 * l.dim + 3 * l.hidden);
+    if ((int64_t)scratch.size() < needed) scratch.resize(needed);
     float *middle = scratch.data(), *normed = middle + rows * l.dim, *both = normed + rows * l.dim;
     float* inner = both + rows * 2 * l.hidden;
-    turnout_linear(attended, l.o, l.o_bias, middle, rows, l.heads * l.head_dim, l.dim, l.threads);
-    for (int64_t i = 0; i < rows * l.dim; i++) middle[i] += x[i];
-    turnout_rms_norm(middle, l.norm2, normed, rows, l.dim, l.eps2, l.plus2, 1);
-    turnout_linear(normed, l.gate_up, nullptr, both, rows, l.dim, 2 * l.hidden, l.threads);
-    turnout_silu_mul(both, inner, rows, l.hidden, 1);
-    turnout_linear(inner, l.down, nullptr, out, rows, l.hidden, l.dim, l.threads);
-    for (int64_t i = 0; i < rows * l.dim; i++) out[i] += middle[i];
+    apply(l.o, attended, normed, rows, l.threads);
+    add(normed, x, middle, rows * l.dim, l.threads);
+    turnout_rms_norm(middle, l.norm2, normed, rows, l.dim, l.eps2, l.plus2, l.threads);
+    apply(l.gate_up, normed, both, rows, l.threads);
+    turnout_silu_mul(both, inner, rows, l.hidden, l.threads);
+    apply(l.down, inner, normed, rows, l.threads);
+    add(normed, middle, out, rows * l.dim, l.threads);
 }
 
 }

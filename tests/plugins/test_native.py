@@ -20,7 +20,8 @@ from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader.fuse import fuse
 from turnout.plugins.loader.model import inspect, load
 from turnout.plugins.loader.native_layer import NativeForward
-from turnout.plugins.loader.native_ops import FewRows, GatedMLP, Linear, RMSNorm, Rotary, exchange
+from turnout.plugins.loader.native_ops import GatedMLP, RMSNorm, Rotary, exchange
+from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant.none import Unquantized
 
 pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
@@ -64,16 +65,27 @@ def test_a_request_gets_the_same_answer_whatever_its_neighbours_are(backend: typ
     assert (wants[0].double() - wants[1]).abs().max() < 2e-5 and torch.isfinite(alone).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("rows", [*range(1, 16), 29, 70, 150])
 @pytest.mark.parametrize("shape", [(960, 576), (33, 7), (1, 64), (50, 100)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_few_rows_equal_the_librarys_product(rows: int, shape: tuple[int, int], bias: bool) -> None:
+def test_packed_weights_give_the_same_products_whatever_the_number_of_rows(
+    rows: int, shape: tuple[int, int], bias: bool
+) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(shape), torch.randn(1, rows, shape[1])
     offset = torch.randn(shape[0]) if bias else None
-    torch.testing.assert_close(FewRows()(x, weight, offset), F.linear(x, weight, offset), atol=1e-4, rtol=1e-4)
-    turned = weight.t().contiguous().t()  # strided: handed on to the library
-    torch.testing.assert_close(FewRows()(x, turned, offset), F.linear(x, weight, offset), atol=1e-4, rtol=1e-4)
+    made, expected = (
+        PackedLinear(weight, offset),
+        F.linear(x.double(), weight.double(), None if offset is None else offset.double()),
+    )
+    torch.testing.assert_close(made(x).double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(made(x.transpose(1, 2).contiguous().transpose(1, 2)), made(x))
+    assert torch.equal(made.weight, weight) and torch.equal(
+        PackedLinear(weight.t().contiguous().t(), offset)(x), made(x)
+    )
+    assert all(torch.equal(made(x)[0, row], made(x[:, row : row + 1])[0, 0]) for row in range(rows)), (
+        "rows depend on none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +143,7 @@ def test_exchanged_modules_compute_the_same_and_others_stay(num: int) -> None:
     exchange(net)
     kinds = {name: type(module) for name, module in net.items()}
     assert kinds == {"norm": RMSNorm, "gemma": RMSNorm, "layer_norm": nn.LayerNorm, "silu": GatedMLP, "gelu": Block}
-    assert isinstance(net["gelu"].get_submodule("down_proj"), Linear)
+    assert isinstance(net["gelu"].get_submodule("down_proj"), PackedLinear)
     for name, module in net.items():
         torch.testing.assert_close(module(x), before[name], atol=1e-5, rtol=1e-4)
 
@@ -170,14 +182,14 @@ def test_a_compiler_that_fails_is_quoted(fresh: None, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "gemma2", "granite", "smollm3"])
-def test_few_rows_through_a_loaded_model_equal_transformers_own(arch: str, tmp_path: Path) -> None:
-    """Decode steps take the native layers where a model has the usual form, and the model's own code elsewhere."""
+def test_native_layers_of_a_loaded_model_equal_transformers_own(arch: str, tmp_path: Path) -> None:
+    """A step takes the native layers where a model has the usual form, and the model's own code elsewhere."""
     save(arch, tmp_path)
     model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
     forwards = [m.__dict__.get("forward") for m in model._net.modules()]
     native_layers = sum(isinstance(f, NativeForward) for f in forwards)
     assert native_layers == {"llama": 3, "mistral": 3, "qwen2": 3}.get(arch, native_layers)
-    for length in (1, 2, 4):
+    for length in (1, 2, 4, 40):
         tokens = [(7 * i + 3) % VOCAB for i in range(length)]
         with torch.inference_mode():
             logits = model(
@@ -187,13 +199,14 @@ def test_few_rows_through_a_loaded_model_equal_transformers_own(arch: str, tmp_p
 
 
 @torch.inference_mode()
-def test_a_layer_with_more_rows_or_other_arguments_runs_the_models_own_code(tmp_path: Path) -> None:
+def test_a_layer_with_other_arguments_runs_the_models_own_code(tmp_path: Path) -> None:
     save("llama", tmp_path)
     model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
     layer = next(m for m in model._net.modules() if isinstance(m.__dict__.get("forward"), NativeForward))
     called: list[int] = []
     layer.forward._original = lambda x, *rest, **options: called.append(x.shape[1]) or x  # type: ignore[union-attr]
-    for length in (4, 5, 40):
-        tokens = torch.arange(length)
-        model(tokens, tokens, tokens[:1], dense(model.info.layers, [length]))
-    assert called == [5, 40]
+    tokens = torch.arange(40)
+    model(tokens, tokens, tokens[:1], dense(model.info.layers, [40]))
+    assert called == []
+    layer.forward(torch.zeros(1, 5, layer.self_attn.q_proj.in_features), position_embeddings=None)  # type: ignore[union-attr, operator]
+    assert called == [5]

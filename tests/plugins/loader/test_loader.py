@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from turnout.core import ModelError
 from turnout.core.interfaces import Quantizer
+from turnout.plugins.loader.fuse import Part
 from turnout.plugins.loader.model import Model, inspect, load
+from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant.none import Unquantized
 
 PROMPT = [5, 17, 99, 3, 42, 61, 8]
@@ -231,14 +233,14 @@ def test_a_folder_without_weights_is_refused(llama: Path) -> None:
 def test_a_tied_head_shares_the_embeddings_memory(tied: Path) -> None:
     assert "lm_head.weight" not in load_file(tied / "model.safetensors")
     net = served(tied)._net
-    assert net.lm_head.weight.data_ptr() == net.model.embed_tokens.weight.data_ptr()
+    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens._packed.data_ptr()
     assert_right(tied)
 
 
 def test_a_tied_head_may_be_stored_if_it_equals_the_embedding(tied: Path) -> None:
     edit(tied, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     net = served(tied)._net
-    assert net.lm_head.weight.data_ptr() == net.model.embed_tokens.weight.data_ptr()
+    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens._packed.data_ptr()
     edit(tied, lambda t: t["lm_head.weight"].mul_(2))
     with pytest.raises(ModelError, match=r"ties lm_head.weight to model.embed_tokens.weight, .* both and they differ"):
         served(tied)
@@ -318,7 +320,11 @@ def test_every_linear_layer_goes_through_the_quantizer_with_its_tensors(tmp_path
     quantizer = Doubling()
     model = served(folder, quantizer)
     stored = load_file(folder / "model.safetensors")
-    linears = [name for name, module in model._net.named_modules() if isinstance(module, nn.Linear)]
+    linears = [
+        name
+        for name, module in model._net.named_modules()
+        if isinstance(module, (Part, PackedLinear)) and not name.endswith(".joined")
+    ]
     assert quantizer.seen.keys() == set(linears) and len(linears) == 3 * 7 + 1
     for name, tensors in quantizer.seen.items():
         assert tensors.keys() == ({"weight", "bias"} if name.endswith(("q_proj", "k_proj", "v_proj")) else {"weight"})
@@ -347,7 +353,8 @@ def test_a_quantizers_own_format_reaches_it_whole_and_nothing_else_may_be_strang
     models.edit_config(llama, quantization_config={"quant_method": "halves"})
     quantizer = Doubling()
     net = served(llama, quantizer)._net
-    torch.testing.assert_close(net.model.layers[0].mlp.up_proj.weight, weight, atol=1e-3, rtol=1e-3)
+    up = net.model.layers[0].mlp.up_proj
+    torch.testing.assert_close(up.shared.linear.weight[up.shared.rows(up.index)], weight, atol=1e-3, rtol=1e-3)
     given = quantizer.seen["model.layers.0.mlp.up_proj"]
     assert {leaf: tensor.dtype for leaf, tensor in given.items()} == {
         "half": torch.float16,

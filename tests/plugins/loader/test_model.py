@@ -13,6 +13,7 @@ from torch import Tensor
 
 from turnout.core.types import LayerSpec
 from turnout.plugins.loader.model import Info, Model, inspect, load
+from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant.none import Unquantized
 
 PROMPTS = [[5, 17, 99, 3, 42], [61, 8, 8, 23, 77, 104, 12, 90, 31, 6, 55, 120, 2], [9, 44, 71, 13, 28, 66, 100, 35]]
@@ -51,7 +52,11 @@ def assert_equal_to_transformers(folder: Path, prompts: Sequence[Sequence[int]] 
 def test_three_ragged_prompts_in_one_forward_get_transformers_own_logits(architecture: str, tmp_path: Path) -> None:
     info = assert_equal_to_transformers(models.save(architecture, tmp_path))
     assert len(info.layers) == 3 and info.vocab_size == models.VOCAB and info.max_len == 256
-    stored = {tensor.data_ptr(): tensor.numel() for tensor in served(tmp_path)._net.parameters()}
+    net = served(tmp_path)._net
+    kept = [*net.parameters(), *(tensor for name, tensor in net.named_buffers() if name.endswith((".packed", ".bias")))]
+    stored = {tensor.data_ptr(): tensor.numel() for tensor in kept}
+    whole = [m for m in net.modules() if isinstance(m, PackedLinear)]  # their last panel may be filled up
+    stored |= {m.packed.data_ptr(): m.in_features * m.out_features for m in whole}
     assert info.num_parameters == sum(stored.values())  # a tied head counts, and is kept, once
 
 
