@@ -4,7 +4,6 @@
 """
 
 from turnout.testing.attention import (
-    AttentionCase,
     Compared,
     attention_oracle,
     check_attention,
@@ -13,6 +12,8 @@ from turnout.testing.attention import (
     run_attention,
 )
 from turnout.testing.attention_cases import attention_cases
+from turnout.testing.attention_contract import AttentionContract
+from turnout.testing.attention_scene import AttentionCase
 from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
 from turnout.testing.equivalence import assert_equivalent, open_engine
@@ -21,6 +22,7 @@ from turnout.testing.policies import PreemptionContract, SchedulerContract
 
 __all__ = [
     "AttentionCase",
+    "AttentionContract",
     "BlockManagerContract",
     "Checked",
     "Compared",

@@ -7,7 +7,7 @@ served. A backend may err at most twice as much (the rule of FlashAttention's ow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,22 +15,9 @@ from torch import Tensor
 
 from turnout.core.interfaces import AttentionBackend
 from turnout.core.types import LayerSpec
-from turnout.testing.attention_scene import Lens, Scene
+from turnout.testing.attention_scene import AttentionCase, Part, Scene
 
 TIMES = 2.0  # the error of plain PyTorch
-
-
-@dataclass(frozen=True)
-class AttentionCase:
-    """One call: requests with `lens`, their earlier keys already in the cache."""
-
-    name: str
-    layer: LayerSpec
-    lens: Lens  # (queries, keys) of each request
-    block_size: int = 16
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    cache_dtype: str = "auto"
 
 
 class Compared(NamedTuple):
@@ -98,7 +85,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec, sinks: Te
         seen = seen.triu(num_k - num_q - layer.window + 1)
     logits = logits.masked_fill(~seen, -math.inf)
     if sinks is not None:
-        logits = torch.cat((logits, sinks.to(q.dtype)[:, None, None].expand(-1, num_q, 1)), 2)
+        logits = torch.cat((logits, sinks.to(q)[:, None, None].expand(-1, num_q, 1)), 2)
     weights = torch.softmax(logits, -1)[..., :num_k].masked_fill(~seen, 0.0)
     return (weights @ v.transpose(0, 1)).transpose(0, 1)
 
@@ -108,16 +95,20 @@ def compare_attention(backend: AttentionBackend[Any, Any], case: AttentionCase, 
 
     Earlier keys go in by the backend's own path, as one prefill; blocks are shuffled, and unused ones hold poison.
     """
-    scene = Scene(backend, case.layer, case.lens, case.block_size, case.dtype, case.device, case.cache_dtype, seed)
+    scene = Scene(backend, case, seed)
     return compared(scene, scene.attend())
 
 
-def compared(scene: Scene, got: Tensor) -> Compared:
-    """What a scene's requests were answered, beside what they should be."""
-    inputs = [(r.queries, scene.kept(r.keys), scene.kept(r.values), scene.layer, scene.sinks) for r in scene.requests]
-    want = torch.cat([attention_oracle(*asked) for asked in inputs])
-    plain = [plain_attention(q, k.to(q.dtype), v.to(q.dtype), layer, sinks) for q, k, v, layer, sinks in inputs]
-    return Compared(got.cpu(), want, torch.cat(plain))
+def compared(scene: Scene, got: Tensor, parts: Sequence[Part] | None = None) -> Compared:
+    """What a call answered beside what it should have, up to its part's last key; all requests' last parts, if not said."""
+    wants, plains = [], []
+    for request, first, end in scene.last if parts is None else parts:
+        known = len(request.keys) - len(request.queries)
+        q = request.queries[first - known :][: end - first] if parts is not None else request.queries
+        k, v = scene.kept(request.keys[:end]), scene.kept(request.values[:end])
+        wants.append(attention_oracle(q, k, v, scene.layer, scene.sinks))
+        plains.append(plain_attention(q, k.to(q.dtype), v.to(q.dtype), scene.layer, scene.sinks))
+    return Compared(got.cpu(), torch.cat(wants), torch.cat(plains))
 
 
 def run_attention(backend: AttentionBackend[Any, Any], case: AttentionCase, seed: int = 0) -> tuple[Tensor, Tensor]:

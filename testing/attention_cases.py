@@ -10,27 +10,14 @@ import torch
 
 from turnout.core.interfaces import Capabilities
 from turnout.core.types import LayerSpec
-from turnout.testing.attention import AttentionCase
-from turnout.testing.attention_scene import Lens
+from turnout.testing.attention_scene import AttentionCase, Lens
 
 RAGGED: Lens = ((1, 1), (5, 5), (1, 40), (7, 23), (33, 33), (1, 17))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # the first one claimed gets the whole grid
-
-
-def attention_cases(capabilities: Capabilities, device: str = "cpu") -> Iterator[AttentionCase]:
-    """The whole grid in one dtype, and what depends on the dtype in each other one and in each form of the cache."""
-    dtypes = [d for d in DTYPES if capabilities.dtypes is None or d in capabilities.dtypes]
-    whole = list(_grid(capabilities, dtypes[0], device))
-    yield from whole
-    brief = [case for case in whole if case.name in BRIEF]
-    for dtype in dtypes:
-        for form in ("auto", *sorted(capabilities.cache_dtypes)):
-            if dtype != dtypes[0] or form != "auto":
-                kind = str(dtype).removeprefix("torch.") + ("" if form == "auto" else f", cache in {form}")
-                yield from (replace(c, name=f"{c.name}, {kind}", dtype=dtype, cache_dtype=form) for c in brief)
-
-
-BRIEF = {
+SIZES = (64, 32, 40, 80, 96, 112, 128, 160, 192, 256)  # of heads, where a backend takes any
+BLOCKS = (16, 8, 32, 64, 128, 1, 12)  # sizes of blocks, likewise
+FEATURES: dict[str, Any] = {"window": 5, "softcap": 2.0, "sinks": True, "v_head_dim": None}
+BRIEF = {  # what depends on the dtype
     "ragged prefills and decodes in one call",
     "lengths at block boundaries",
     "one key head for all",
@@ -42,12 +29,91 @@ BRIEF = {
 }
 
 
-def _grid(capabilities: Capabilities, dtype: torch.dtype, device: str) -> Iterator[AttentionCase]:
-    sizes = [s for s in (64, 80, 128, 32, 96) if capabilities.head_dims is None or s in capabilities.head_dims]
-    blocks = [s for s in (16, 8, 32, 64, 4) if capabilities.block_sizes is None or s in capabilities.block_sizes]
-    sizes = sizes or sorted(capabilities.head_dims or ())
-    blocks = blocks or sorted(capabilities.block_sizes or ())
-    dim, block = sizes[0], blocks[0]
+def attention_cases(capabilities: Capabilities, device: str = "cpu") -> Iterator[AttentionCase]:
+    """The whole grid in one dtype, and what depends on the dtype in each other one and in each form of the cache. Without
+    what `capabilities.refusals` turns down, which may know more than single features."""
+    whole = list(_grid(capabilities, device))
+    yield from (case for case in whole if accepted(capabilities, case))
+    for dtype, form in forms(capabilities):
+        kind = name_of(dtype) + ("" if form == "auto" else f", cache in {form}")
+        for case in whole:
+            brief = replace(case, name=f"{case.name}, {kind}", dtype=dtype, cache_dtype=form)
+            if case.name in BRIEF and accepted(capabilities, brief):
+                yield brief
+
+
+def selected_cases(capabilities: Capabilities, device: str = "cpu") -> Iterator[AttentionCase]:
+    """A plain case, one with every feature it claims at once, and both in each form of its cache."""
+    plain = next(_grid(capabilities, device))
+    features = {name: value for name, value in FEATURES.items() if getattr(capabilities, name)}
+    if "v_head_dim" in features:
+        features["v_head_dim"] = plain.layer.head_dim // 2
+    layered = replace(plain, name="every feature at once", layer=replace(plain.layer, **features))
+    for form in ("auto", *sorted(capabilities.cache_dtypes)):
+        for case in (plain, layered) if features else (plain,):
+            kind = "" if form == "auto" else f", cache in {form}"
+            if accepted(capabilities, found := replace(case, name=case.name + kind, cache_dtype=form)):
+                yield found
+
+
+def unclaimed(capabilities: Capabilities, device: str = "cpu") -> Iterator[tuple[str, list[str]]]:
+    """Each thing that the capabilities don't claim, and the reasons with which they refuse it."""
+    plain = next(_grid(capabilities, device))
+
+    def asked(what: str, **changed: Any) -> tuple[str, list[str]]:
+        layer = {name: changed.pop(name) for name in list(changed) if name in LayerSpec.__dataclass_fields__}
+        return what, refusals(capabilities, replace(plain, layer=replace(plain.layer, **layer), **changed))
+
+    for name, value in FEATURES.items():
+        if not getattr(capabilities, name):
+            yield asked(f"{name} in a layer", **{name: value or plain.layer.head_dim // 2})
+    for dtype in DTYPES:
+        if capabilities.dtypes is not None and dtype not in capabilities.dtypes:
+            yield asked(f"a model in {name_of(dtype)}", dtype=dtype)
+    for size in (*SIZES, 24, 72, 576):
+        if capabilities.head_dims is not None and size not in capabilities.head_dims:
+            yield asked(f"heads of {size}", head_dim=size)
+    for size in (*BLOCKS, 256):
+        if capabilities.block_sizes is not None and size not in capabilities.block_sizes:
+            yield asked(f"blocks of {size}", block_size=size)
+    for form in ("fp8", "int8", "int4"):
+        if form not in capabilities.cache_dtypes:
+            yield asked(f"a cache in {form}", cache_dtype=form)
+    for other in ("cpu", "cuda", "mps"):
+        if capabilities.devices is not None and other not in capabilities.devices:
+            yield asked(f"the device {other}", device=other)
+
+
+def forms(capabilities: Capabilities) -> Iterator[tuple[torch.dtype, str]]:
+    """Every dtype and form of the cache but the first dtype as it is."""
+    dtypes = _dtypes(capabilities)
+    pairs = [(dtype, form) for dtype in dtypes for form in ("auto", *sorted(capabilities.cache_dtypes))]
+    yield from pairs[1:]
+
+
+def accepted(capabilities: Capabilities, case: AttentionCase) -> bool:
+    return not refusals(capabilities, case)
+
+
+def refusals(capabilities: Capabilities, case: AttentionCase) -> list[str]:
+    device = torch.device(case.device)
+    return capabilities.refusals([case.layer], case.block_size, case.dtype, device, case.cache_dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtypes(capabilities: Capabilities) -> list[torch.dtype]:
+    return [d for d in DTYPES if capabilities.dtypes is None or d in capabilities.dtypes]
+
+
+def _grid(capabilities: Capabilities, device: str) -> Iterator[AttentionCase]:
+    def claimed(usual: tuple[int, ...], able: frozenset[int] | None) -> list[int]:
+        return list(usual) if able is None else sorted(able, key=lambda size: (size not in usual[:1], size))
+
+    sizes, blocks = claimed(SIZES, capabilities.head_dims), claimed(BLOCKS, capabilities.block_sizes)
+    dim, block, dtype = sizes[0], blocks[0], _dtypes(capabilities)[0]
     edges: Lens = tuple((1, n) for n in (block - 1, block, block + 1, 2 * block)) + tuple(
         (new, old + new) for old in (0, 1, block - 1, block, block + 1) for new in (2, block)
     )

@@ -5,22 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import SkipTest
 
 import torch
 
 from turnout.core.plugins import SLOTS
-from turnout.testing.attention import check_attention
-from turnout.testing.attention_cases import attention_cases
+from turnout.testing.attention_contract import attention_rules
 from turnout.testing.blocks import block_rules
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One rule, and what was wrong; None: it holds."""
+    """One rule, and what was wrong; None: it holds, or was skipped."""
 
     rule: str
     fault: str | None
+    skipped: str | None = None  # why it does not apply here
 
 
 def check_component(slot: str, component: type) -> list[Checked]:
@@ -35,6 +36,8 @@ def check_component(slot: str, component: type) -> list[Checked]:
 def _checked(rule: str, check: Callable[[], object]) -> Checked:
     try:
         check()
+    except SkipTest as reason:
+        return Checked(rule, None, str(reason))
     except Exception as error:  # noqa: BLE001  any fault of the plugin is the answer
         return Checked(rule, f"{type(error).__name__}: {error}".strip())
     return Checked(rule, None)
@@ -50,17 +53,6 @@ def _signatures(slot: str, component: type) -> None:
             given.bind(*names)
         except TypeError as error:
             raise TypeError(f"{name}{given} must take {', '.join(names[1:]) or 'nothing'}: {error}") from error
-
-
-def _attention_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
-    capabilities = component.capabilities  # type: ignore[attr-defined]
-    device = "cpu" if capabilities.devices is None or "cpu" in capabilities.devices else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        yield "its device is here", lambda: (_ for _ in ()).throw(RuntimeError("it needs a GPU, and there is none"))
-        return
-
-    for case in attention_cases(capabilities, device):
-        yield case.name, lambda case=case: check_attention(component(), case)  # type: ignore[misc]
 
 
 def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -79,7 +71,7 @@ def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
 
 _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] = {
     "scheduler": lambda component: rules(SchedulerContract, component),
-    "attention": _attention_rules,
+    "attention": attention_rules,
     "blocks": block_rules,
     "preemption": lambda component: rules(PreemptionContract, component),
     "quant": _quant_rules,
