@@ -1,0 +1,54 @@
+"""8-bit integers on the fly, for any float checkpoint: weights one scale an output, activations one scale a token.
+
+It knows no checkpoint format and no engine. The layers are those of `int8_linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from turnout.core import ModelError
+from turnout.plugins import native
+from turnout.plugins.quant import int8_linear
+from turnout.plugins.quant.names import is_head, listed
+from turnout.plugins.quant.none import Unquantized
+
+
+@dataclass
+class Int8:
+    """Weights become int8 as they load, each output with its own scale; activations are quantized a token at a time as
+    they come. `kernel`: "native" (a CPU), "torch" (anywhere), or "auto". `skip`: patterns of layers that stay float.
+    `head`: quantize the output layer too."""
+
+    kernel: str = "auto"
+    skip: list[str] = field(default_factory=list)
+    head: bool = True
+
+    checkpoint_formats: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.kernel not in int8_linear.KERNELS:
+            raise ValueError(f"quant.kernel must be one of {', '.join(int8_linear.KERNELS)}, got {self.kernel!r}")
+
+    def kernels(self) -> str:
+        """What multiplies on a CPU."""
+        return native.kernels() if self.kernel != "torch" else ""
+
+    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor of several matrices, which is no linear layer, is about to stay float. Raises ModelError unless it
+        was asked for."""
+        if not listed(name, self.skip):
+            raise ModelError(
+                f"quant=int8 can't quantize {name}, {list(shape)}: it stacks the matrices of several experts; leave "
+                f"such tensors float with quant.skip=[{name.split('.')[-2]}], or serve the model with quant=none"
+            )
+
+    def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+        if listed(name, self.skip) or (is_head(name) and not self.head):
+            return Unquantized().linear(name, tensors)
+        codes, scales = int8_linear.quantized(name, tensors["weight"])
+        return int8_linear.make(name, codes, scales, tensors.get("bias"), None, self.kernel)
