@@ -130,7 +130,9 @@ class _Places:
         parts[leaf] = tensor
         if parts.keys() == self._leaves[name]:
             parent, _, child = name.rpartition(".")
-            setattr(self.net.get_submodule(parent), child, quantizer.linear(name, self._parts.pop(name)))
+            made = quantizer.linear(name, self._parts.pop(name))
+            _check_made(name, self.net.get_submodule(name), made)
+            setattr(self.net.get_submodule(parent), child, made)
 
     def finish(self) -> None:
         """Move the buffers no checkpoint holds, and see that nothing was forgotten."""
@@ -141,6 +143,29 @@ class _Places:
         empty = [name for name, tensor in self.net.state_dict().items() if getattr(tensor, "is_meta", False)]
         if empty or self._parts:
             raise ModelError(f"the checkpoint does not fill {some({*empty, *self._parts})}")
+
+
+def _check_made(name: str, wanted: nn.Linear, made: nn.Module) -> None:
+    """Raise ModelError unless a quantizer's layer has the model's sizes, and a bias where the model has one.
+
+    A bias of zeros where the model has none is dropped: AutoGPTQ stores one for every layer.
+    """
+    sizes = getattr(made, "in_features", wanted.in_features), getattr(made, "out_features", wanted.out_features)
+    if sizes != (wanted.in_features, wanted.out_features):
+        raise ModelError(
+            f"the checkpoint does not fit the model: {name} maps {sizes[0]} inputs to {sizes[1]} outputs, the model "
+            f"wants {wanted.in_features} to {wanted.out_features}"
+        )
+    bias = getattr(made, "bias", wanted.bias)
+    if (bias is None) == (wanted.bias is None):
+        return
+    if bias is None:
+        raise ModelError(f"the checkpoint does not fit the model: it lacks {name}.bias")
+    if bool(bias.any()):
+        raise ModelError(
+            f"the checkpoint does not fit the model: it holds {name}.bias, and the model has no bias there"
+        )
+    setattr(made, "bias", None)  # noqa: B010  the type of an unknown module is not known to have one
 
 
 @dataclass
@@ -192,7 +217,10 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
         if pattern is None:
             stored = shards.tensors[name]
             misfits += filter(None, [places.misfit(target, stored.shape, stored.dtype)])
+    begun = {target.rpartition(".")[0] for target in plan.targets if places.is_free_form(target)}
     for target, owner in net.all_tied_weights_keys.items():
+        if target not in plan.targets and target.rpartition(".")[0] in begun:
+            continue  # a head stored quantized is a copy of its own
         if owner not in plan.targets and target in plan.targets:
             owner, target = target, owner
         plan.ties[target] = owner
