@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from turnout.core import ModelError
+from turnout.core import ModelError, ModelInfo
 from turnout.plugins import native
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.names import is_head, listed
@@ -33,10 +33,19 @@ class Int8:
     def __post_init__(self) -> None:
         if self.kernel not in int8_linear.KERNELS:
             raise ValueError(f"quant.kernel must be one of {', '.join(int8_linear.KERNELS)}, got {self.kernel!r}")
+        self._kernel = self.kernel
 
     def kernels(self) -> str:
-        """What multiplies on a CPU."""
-        return native.kernels() if self.kernel != "torch" else ""
+        """What multiplies, where it is native code."""
+        return native.kernels() if self._kernel != "torch" else ""
+
+    def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
+        """A model that torch.compile traces can't call native kernels."""
+        if info.traced and self.kernel == "native":
+            raise ModelError(
+                "quant.kernel=native is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
+            )
+        self._kernel = "torch" if info.traced else self.kernel
 
     def leave(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor of several matrices, which is no linear layer, is about to stay float. Raises ModelError unless it
@@ -51,4 +60,4 @@ class Int8:
         if listed(name, self.skip) or (is_head(name) and not self.head):
             return Unquantized().linear(name, tensors)
         codes, scales = int8_linear.quantized(name, tensors["weight"])
-        return int8_linear.make(name, codes, scales, tensors.get("bias"), None, self.kernel)
+        return int8_linear.make(name, codes, scales, tensors.get("bias"), None, self._kernel)
