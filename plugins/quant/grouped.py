@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,10 @@ class Kernel(Protocol):
 
     def product(self, layer: Grouped, x: Tensor) -> Tensor:
         """x: contiguous [T, in], already in the layer's order; returns [T, out] in x's dtype, the bias left out."""
+        ...
+
+    def select(self, layer: Grouped, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """`Grouped.select` of a layer whose numbers this kernel has arranged."""
         ...
 
 
@@ -74,7 +78,9 @@ class Grouped(nn.Module):
 
     codes: uint8 [out, in * STORED[bits] / 8], see `pack`; scales, offsets: [out, in / group], each float32 or float16;
     order: int64 [in] or None, GPTQ's act-order: x[..., order] is taken first, and the groups lie in that order;
-    bias: [out] or None. `kernel` says what multiplies.
+    bias: [out] or None. `kernel` says what multiplies. `activations`: "int8" lets a kernel round the inputs to that where
+    it is faster for it, "float" does not. A kernel may keep the numbers in another form, `arranged`: what the buffers
+    then hold is its own, and `select` knows.
     """
 
     codes: Tensor
@@ -93,9 +99,11 @@ class Grouped(nn.Module):
         bias: Tensor | None = None,
         order: Tensor | None = None,
         kernel: str = "torch",
+        activations: str = "int8",
     ) -> None:
         super().__init__()
-        self.bits, self.group, self.kernel = bits, group, kernel
+        self.bits, self.group, self.kernel, self.activations = bits, group, kernel, activations
+        self.arranged: object | None = None
         self.out_features, self.in_features = codes.shape[0], codes.shape[1] * 8 // STORED[bits]
         if scales.shape != offsets.shape or tuple(scales.shape) != (self.out_features, self.in_features // group):
             raise ValueError(
@@ -118,12 +126,31 @@ class Grouped(nn.Module):
         """Bytes that stay in memory."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
+    @property
+    def descriptor(self) -> Any:
+        """The layer as kernels of a whole decoder layer call it (`struct Linear` of linear.h), where its kernel can."""
+        describe = None if self.kernel == "torch" else getattr(kernel(self.kernel), "descriptor", None)
+        if describe is None:
+            raise AttributeError(f"the kernel {self.kernel} has no descriptor")
+        return describe(self)
+
+    def select(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights of some outputs, int64 [N] -> [N, in], as `rows` has them: an embedding's lookup."""
+        if self.arranged is not None:
+            return kernel(self.kernel).select(self, ids, dtype)
+        return self._weights(self.codes[ids], self.scales[ids], self.offsets[ids], dtype)
+
     def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights of some outputs, [stop - start, in], in the groups' order: exact in float32 or above, then cast."""
+        if self.arranged is not None:
+            return self.select(torch.arange(start, stop, device=self.codes.device), dtype)
+        some = slice(start, stop)
+        return self._weights(self.codes[some], self.scales[some], self.offsets[some], dtype)
+
+    def _weights(self, codes: Tensor, scales: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        codes = unpack(self.codes[start:stop], self.bits).view(stop - start, -1, self.group).to(wide)
-        scales, offsets = self.scales[start:stop, :, None], self.offsets[start:stop, :, None]
-        return codes.mul_(scales.to(wide)).add_(offsets.to(wide)).flatten(1).to(dtype)
+        values = unpack(codes, self.bits).view(len(codes), -1, self.group).to(wide)
+        return values.mul_(scales[..., None].to(wide)).add_(offsets[..., None].to(wide)).flatten(1).to(dtype)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights [out, in] that the codes stand for, inputs in the model's own order."""
@@ -162,6 +189,7 @@ class Grouped(nn.Module):
             torch.cat(biases) if biases else None,
             first.order,
             first.kernel,
+            first.activations,
         )
 
 
@@ -202,8 +230,10 @@ def _alike(one: Grouped, other: Grouped) -> bool:
     same_order = (
         one.order is None if other.order is None else (one.order is not None and torch.equal(one.order, other.order))
     )
+
+    def kind(layer: Grouped) -> tuple[object, ...]:
+        return layer.bits, layer.group, layer.kernel, layer.activations, layer.in_features, layer.arranged
+
     return (
-        (one.bits, one.group, one.kernel, one.in_features) == (other.bits, other.group, other.kernel, other.in_features)
-        and (one.bias is None) == (other.bias is None)
-        and same_order
+        kind(one) == kind(other) and one.arranged is None and (one.bias is None) == (other.bias is None) and same_order
     )
