@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +110,21 @@ def compared(scene: Scene, got: Tensor, parts: Sequence[Part] | None = None) -> 
         wants.append(attention_oracle(q, k, v, scene.layer, scene.sinks))
         plains.append(plain_attention(q, k.to(q.dtype), v.to(q.dtype), scene.layer, scene.sinks))
     return Compared(got.cpu(), torch.cat(wants), torch.cat(plains))
+
+
+def scale_error(scene: Scene) -> float:
+    """How far the scale that fits a backend's answers best is from the layer's, as a share of it: least squares on the
+    derivative of the truth, which averages the rounding of coarse dtypes away."""
+    got = scene.attend().cpu().double()
+
+    def truth(factor: float) -> Tensor:
+        layer = replace(scene.layer, scale=scene.layer.scale * factor)
+        return torch.cat(
+            [attention_oracle(r.queries, scene.kept(r.keys), scene.kept(r.values), layer, None) for r in scene.requests]
+        )
+
+    slope = (truth(1.01) - truth(0.99)) / 0.02
+    return float(((got - truth(1.0)) * slope).sum() / (slope * slope).sum())
 
 
 def run_attention(backend: AttentionBackend[Any, Any], case: AttentionCase, seed: int = 0) -> tuple[Tensor, Tensor]:

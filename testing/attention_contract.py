@@ -19,8 +19,8 @@ from unittest import SkipTest
 
 import torch
 
-from turnout.testing.attention import check_attention
-from turnout.testing.attention_cases import RAGGED, accepted, unclaimed
+from turnout.testing.attention import check_attention, scale_error
+from turnout.testing.attention_cases import RAGGED, accepted, forms, name_of, unclaimed
 from turnout.testing.attention_graphs import replayed
 from turnout.testing.attention_memory import MemoryRules
 from turnout.testing.attention_scene import AttentionCase, Part, batch_of
@@ -32,6 +32,15 @@ class AttentionContract(MemoryRules):
 
     def test_it_errs_at_most_twice_as_much_as_plain_pytorch(self, case: AttentionCase) -> None:
         check_attention(self.make(), case)
+
+    def test_its_scale_is_the_layers_own(self) -> None:
+        """To a third of a percent in every dtype, however coarse: the scale that fits the answers best is computed."""
+        for case in self.selected()[:1]:
+            for dtype, form in ((case.dtype, case.cache_dtype), *forms(self.capabilities)):
+                tried = replace(case, lens=((1, 40), (7, 23), (33, 33), (1, 90)), dtype=dtype, cache_dtype=form)
+                if accepted(self.capabilities, tried):
+                    off = scale_error(self.scene(tried))
+                    assert abs(off) < 1 / 300, f"{name_of(dtype)}, cache in {form}: the scale is off by {off:.2%}"
 
     def test_it_refuses_what_it_does_not_claim(self) -> None:
         for what, reasons in unclaimed(self.capabilities, self.on):
@@ -47,7 +56,7 @@ class AttentionContract(MemoryRules):
             scene = self.scene(replace(case, lens=(*RAGGED, (1, 70), (3, 70), (1, 2))))
             whole, parts = scene.attend(), scene.last
             alone = torch.cat([scene.call([part]) for part in parts])
-            turned = scene.call(parts[::-1]).split([len(part.request.queries) for part in parts[::-1]])
+            turned = torch.split(scene.call(parts[::-1]), [len(part.request.queries) for part in parts[::-1]])
             for how, got in (("alone", alone), ("in another order", torch.cat(turned[::-1]))):
                 holds(scene, got, when=how)
                 if self.capabilities.batch_invariant:

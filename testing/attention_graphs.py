@@ -36,8 +36,8 @@ def replayed(backend: AttentionBackend[Any, Any], case: AttentionCase) -> tuple[
             tensor.copy_(getattr(later, spec.name))
     for tensor, new in zip(inputs, scene.inputs(second), strict=True):
         tensor.copy_(new)
-    lens = {"query_lens_host": later.query_lens_host, "kv_lens_host": later.kv_lens_host}
-    backend.refresh(plan, replace(batch, **lens), scene.layer, size)
+    now = replace(batch, query_lens_host=later.query_lens_host, kv_lens_host=later.kv_lens_host)
+    backend.refresh(plan, now, scene.layer, size)
     if graph is None:
         out = backend.run(*inputs, scene.cache, plan, scene.sinks)
     else:

@@ -31,6 +31,7 @@ class MemoryRules(AttentionSuite):
                 found = [tensor for cache in caches for tensor in tensors_of(cache)]
                 assert all(t.shape[0] == num for t in found), f"{[tuple(t.shape) for t in found]} for {num} blocks"
                 assert all(t.device.type == case.device for t in found), "the cache lies on another device"
+                assert len({t.data_ptr() for t in found}) == len(found), "two layers have their keys in one place"
                 sizes.append(sum(t.nbytes for t in found))
             assert sizes[1] == 2 * sizes[0] and sizes[2] == 5 * sizes[0], f"{sizes} bytes for 1, 2 and 5 blocks"
 

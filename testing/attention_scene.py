@@ -69,7 +69,7 @@ class Scene:
         (self.cache,) = backend.allocate(spec, case.dtype, self.device)
         for tensor in tensors_of(self.cache):
             poison(tensor[beneath:])
-        tables = order[: sum(widths)].split(widths)
+        tables = torch.split(order[: sum(widths)], widths)
         self.spare: list[int] = order[sum(widths) :].tolist()
         self.requests = [
             self._request(table.tolist(), *pair, _seeded(seed * 1000 + place))
