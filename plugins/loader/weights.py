@@ -37,10 +37,16 @@ def fill(
 
     `quantized`: the checkpoint holds linear layers in the quantizer's format, so whatever lies under such a layer's
     name is the quantizer's to read. Tied tensors share memory; one that is stored twice must be equal both times.
+    A quantizer's optional `leave(name, shape)` hears of each tensor of several matrices, which no linear layer holds and
+    which stays as it is; it may raise ModelError. A layer stored as [in, out] (GPT-2's) is turned for the quantizer.
     `progress` hears of (bytes read, bytes in all).
     """
     places = _Places(net, dtype, device, quantized)
     plan = _plan(places, shards)
+    leave: Callable[[str, tuple[int, ...]], None] = getattr(quantizer, "leave", lambda name, shape: None)
+    for name, parameter in net.named_parameters():
+        if parameter.dim() > 2:
+            leave(name, tuple(parameter.shape))
     total, done = sum(shards.tensors[name].num_bytes for name in plan.reads), 0
 
     def read(name: str) -> Tensor:
@@ -74,9 +80,12 @@ class _Places:
     """Where tensors go in the model, and what each must look like."""
 
     def __init__(self, net: Any, dtype: torch.dtype, device: torch.device, quantized: bool) -> None:
+        from transformers.pytorch_utils import Conv1D
+
         self.net = net
         self.wanted: dict[str, Tensor] = net.state_dict()
-        self._linears = {name for name, module in net.named_modules() if type(module) is nn.Linear}
+        self._turned = {name for name, module in net.named_modules() if type(module) is Conv1D}  # weights [in, out]
+        self._linears = {name for name, module in net.named_modules() if type(module) is nn.Linear} | self._turned
         self._dtype, self._device, self._quantized = dtype, device, quantized
         self._kept = [(re.compile(glob.replace("*", ".*")), kept) for glob, kept in net._get_dtype_plan(dtype).items()]
         self._leaves: dict[str, set[str]] = defaultdict(set)  # of each linear layer
@@ -127,11 +136,11 @@ class _Places:
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
             return
         parts = self._parts[name]
-        parts[leaf] = tensor
+        parts[leaf] = tensor.t().contiguous() if name in self._turned and leaf == "weight" else tensor
         if parts.keys() == self._leaves[name]:
             parent, _, child = name.rpartition(".")
             made = quantizer.linear(name, self._parts.pop(name))
-            _check_made(name, self.net.get_submodule(name), made)
+            _check_made(name, self.net.get_submodule(name), name in self._turned, made)
             setattr(self.net.get_submodule(parent), child, made)
 
     def finish(self) -> None:
@@ -145,18 +154,20 @@ class _Places:
             raise ModelError(f"the checkpoint does not fill {some({*empty, *self._parts})}")
 
 
-def _check_made(name: str, wanted: nn.Linear, made: nn.Module) -> None:
+def _check_made(name: str, wanted: nn.Module, turned: bool, made: nn.Module) -> None:
     """Raise ModelError unless a quantizer's layer has the model's sizes, and a bias where the model has one.
 
     A bias of zeros where the model has none is dropped: AutoGPTQ stores one for every layer.
     """
-    sizes = getattr(made, "in_features", wanted.in_features), getattr(made, "out_features", wanted.out_features)
-    if sizes != (wanted.in_features, wanted.out_features):
+    assert isinstance(wanted.weight, Tensor)
+    ins, outs = wanted.weight.shape if turned else reversed(wanted.weight.shape)
+    sizes = getattr(made, "in_features", ins), getattr(made, "out_features", outs)
+    if sizes != (ins, outs):
         raise ModelError(
             f"the checkpoint does not fit the model: {name} maps {sizes[0]} inputs to {sizes[1]} outputs, the model "
-            f"wants {wanted.in_features} to {wanted.out_features}"
+            f"wants {ins} to {outs}"
         )
-    bias = getattr(made, "bias", wanted.bias)
+    bias: Any = getattr(made, "bias", wanted.bias)
     if (bias is None) == (wanted.bias is None):
         return
     if bias is None:

@@ -124,10 +124,8 @@ class NativeInt8(NativeLinear):
         self.register_buffer("scales", scales.float().contiguous())
         self.register_buffer("bias", None if bias is None else bias.float().contiguous())
         self.register_buffer("fixed", None if fixed is None else fixed.float().reshape(()))
-        pointers = [
-            None if tensor is None else tensor.data_ptr()
-            for tensor in (self.packed, self.scales, self.bias, self.fixed)
-        ]
+        self._held = self.packed, self.scales, self.bias, self.fixed  # the pointers below live as long as these
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
         self._describe("turnout_int8", _Data(*pointers, self.in_features, self.out_features))
 
     @property
