@@ -89,10 +89,11 @@ def _check(found: Plugins, slot: str, name: str) -> int:
     choice = found.get(slot, name)
     results = check_component(slot, choice.component)
     for result in results:
-        print(
-            f"{'ok  ' if result.fault is None else 'FAIL'} {result.rule}"
-            + (f": {result.fault}" if result.fault else "")
-        )
+        word = "FAIL" if result.fault else "skip" if result.skipped else "ok  "
+        why = result.fault or result.skipped
+        print(f"{word} {result.rule}{f': {why}' if why else ''}")
     failed = sum(result.fault is not None for result in results)
-    print(f"{slot}={name} of {choice.package} {choice.version}: {len(results) - failed} passed, {failed} failed")
+    skipped = sum(result.skipped is not None for result in results)
+    counts = f"{len(results) - failed - skipped} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
+    print(f"{slot}={name} of {choice.package} {choice.version}: {counts}")
     return 1 if failed else 0
