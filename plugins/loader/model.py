@@ -19,7 +19,7 @@ from turnout.core import Attend, ModelError, ModelInfo, Quantizer
 from turnout.plugins import native
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
-from turnout.plugins.loader.shards import Shards
+from turnout.plugins.loader.shards import OwnSource, Shards, Source
 
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
@@ -109,8 +109,12 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     config, _ = skeleton.read_config(info.path)
     experts = "eager" if info.dtype == torch.float64 else None  # the grouped products know no float64
     net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
-    shards, quantized = Shards(Path(info.path)), method is not None
-    weights.fill(net, shards, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
+    stored: Source = Shards(Path(info.path))
+    own = isinstance(quantizer, OwnSource)
+    if isinstance(quantizer, OwnSource):
+        stored = quantizer.source(info, stored, weights.replaceable(net))
+    quantized = own or method is not None
+    weights.fill(net, stored, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
     native_here = info.device.type == "cpu" and info.dtype == torch.float32 and not info.traced
     if native_here and native.obstacle() is None:

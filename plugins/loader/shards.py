@@ -8,13 +8,13 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from turnout.core import ModelError
+from turnout.core import ModelError, ModelInfo
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES = {
@@ -44,6 +44,32 @@ class Stored(NamedTuple):
     num_bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class Source(Protocol):
+    """Where the tensors of a checkpoint come from."""
+
+    tensors: dict[str, Stored]
+
+    def read(self, name: str) -> Tensor:
+        """A copy on the CPU."""
+        ...
+
+
+@runtime_checkable
+class OwnSource(Protocol):
+    """Optional, for a quantizer that reads the checkpoint's tensors from another file than the folder's."""
+
+    def source(self, info: ModelInfo, floats: Source, modules: frozenset[str]) -> Source:
+        """The tensors of `floats`, the folder's own, some replaced. A layer among `modules` takes whatever the
+        quantizer's `linear` does, under any last name but "weight"; an embedding among them is made by `embedding`.
+        Raises ModelError."""
+        ...
+
+    def embedding(self, name: str, linear: nn.Module) -> nn.Module:
+        """int64 [...] -> [..., in_features]: the rows of a layer that `linear` made of an embedding's tensors. A head
+        tied to the embedding is that layer."""
+        ...
 
 
 class Shards:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, Quantizer
-from turnout.plugins.loader.shards import Shards, some
+from turnout.plugins.loader.shards import OwnSource, Source, some
 
 Read = Callable[[str], Tensor]
 
 
 def fill(
     net: Any,
-    shards: Shards,
+    shards: Source,
     quantizer: Quantizer,
     dtype: torch.dtype,
     device: torch.device,
@@ -61,7 +61,9 @@ def fill(
     for target, source in plan.sources.items():
         for made, tensor in _made(net, target, source, read).items():
             tensor = places.fitted(made, tensor)
-            if made in plan.ties or made in plan.ties.values():
+            if made in plan.tables:
+                places.put_table(made, tensor, quantizer, plan.tables[made])
+            elif made in plan.ties or made in plan.ties.values():
                 tied[made] = tensor
             else:
                 places.put(made, tensor, quantizer)
@@ -76,6 +78,11 @@ def fill(
     places.finish()
 
 
+def replaceable(net: nn.Module) -> frozenset[str]:
+    """The linear layers and the plain embeddings: what a quantizer with tensors of its own may replace."""
+    return frozenset(name for name, module in net.named_modules() if type(module) in (nn.Linear, nn.Embedding))
+
+
 class _Places:
     """Where tensors go in the model, and what each must look like."""
 
@@ -87,13 +94,15 @@ class _Places:
         self._turned = {name for name, module in net.named_modules() if type(module) is Conv1D}  # weights [in, out]
         self._linears = {name for name, module in net.named_modules() if type(module) is nn.Linear} | self._turned
         self._dtype, self._device, self._quantized = dtype, device, quantized
+        self.tables = {name for name, module in net.named_modules() if type(module) is nn.Embedding}
         self._kept = [(re.compile(glob.replace("*", ".*")), kept) for glob, kept in net._get_dtype_plan(dtype).items()]
         self._leaves: dict[str, set[str]] = defaultdict(set)  # of each linear layer
         self._parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # of linear layers not yet complete
 
     def is_free_form(self, target: str) -> bool:
         """A tensor only the quantizer understands."""
-        return self._quantized and target.rpartition(".")[0] in self._linears
+        name, _, leaf = target.rpartition(".")
+        return self._quantized and (name in self._linears or (name in self.tables and leaf != "weight"))
 
     def missing(self, found: set[str]) -> set[str]:
         """What the model wants and `found` lacks. A free-form layer wants anything at all."""
@@ -127,6 +136,16 @@ class _Places:
         dtype = self._dtype if wanted is None else wanted.dtype
         dtype = next((kept for glob, kept in self._kept if glob.search(target)), dtype)
         return tensor.to(self._device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def put_table(self, target: str, tensor: Tensor, quantizer: Quantizer, heads: list[str]) -> None:
+        """An embedding of rows that only the quantizer understands, and the heads that are the same tensor."""
+        name, _, leaf = target.rpartition(".")
+        assert isinstance(quantizer, OwnSource)
+        layer = quantizer.linear(name, {leaf: tensor})
+        for place in (name, *heads):
+            _check_made(place, self.net.get_submodule(place), False, layer)
+            self.net.set_submodule(place, layer)
+        self.net.set_submodule(name, quantizer.embedding(name, layer))
 
     def put(self, target: str, tensor: Tensor, quantizer: Quantizer) -> None:
         name, _, leaf = target.rpartition(".")
@@ -167,8 +186,9 @@ def _check_made(name: str, wanted: nn.Module, turned: bool, made: nn.Module) -> 
             f"the checkpoint does not fit the model: {name} maps {sizes[0]} inputs to {sizes[1]} outputs, the model "
             f"wants {ins} to {outs}"
         )
-    bias: Any = getattr(made, "bias", wanted.bias)
-    if (bias is None) == (wanted.bias is None):
+    own: Any = getattr(wanted, "bias", None)
+    bias: Any = getattr(made, "bias", own)
+    if (bias is None) == (own is None):
         return
     if bias is None:
         raise ModelError(f"the checkpoint does not fit the model: it lacks {name}.bias")
@@ -186,6 +206,9 @@ class _Plan:
     sources: dict[str, Any] = field(default_factory=dict)  # target -> a stored name, or transformers' converter
     targets: set[str] = field(default_factory=set)  # all that they make
     ties: dict[str, str] = field(default_factory=dict)  # target -> the target it shares memory with
+    tables: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # tensor of a quantized embedding -> layers that share it
     reads: list[str] = field(default_factory=list)  # stored names
     clashes: list[str] = field(default_factory=list)
 
@@ -205,7 +228,7 @@ class _Plan:
             self.targets |= {target, *(target.replace(first, other) for other in others)}
 
 
-def _plan(places: _Places, shards: Shards) -> _Plan:
+def _plan(places: _Places, shards: Source) -> _Plan:
     """Decided on names and shapes alone, so a checkpoint that does not fit is refused before its tensors are read."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -229,9 +252,16 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
             stored = shards.tensors[name]
             misfits += filter(None, [places.misfit(target, stored.shape, stored.dtype)])
     begun = {target.rpartition(".")[0] for target in plan.targets if places.is_free_form(target)}
+    tables = {
+        t.rpartition(".")[0]: t for t in plan.targets if t not in wanted and t.rpartition(".")[0] in places.tables
+    }
+    plan.tables = {target: [] for target in tables.values()}
     for target, owner in net.all_tied_weights_keys.items():
         if target not in plan.targets and target.rpartition(".")[0] in begun:
             continue  # a head stored quantized is a copy of its own
+        if owner.rpartition(".")[0] in tables:
+            plan.tables[tables[owner.rpartition(".")[0]]].append(target.rpartition(".")[0])
+            continue
         if owner not in plan.targets and target in plan.targets:
             owner, target = target, owner
         plan.ties[target] = owner
@@ -242,6 +272,7 @@ def _plan(places: _Places, shards: Shards) -> _Plan:
 def _refuse(places: _Places, plan: _Plan, unexpected: set[str], misfits: list[str]) -> None:
     """Raise ModelError with all that does not fit, but for what transformers itself says may be there or be absent."""
     found = plan.targets | {target for target, owner in plan.ties.items() if owner in plan.targets}
+    found |= {f"{head}.weight" for heads in plan.tables.values() for head in heads}
     keys = SimpleNamespace(missing_keys=places.missing(found), unexpected_keys=unexpected)
     places.net._adjust_missing_and_unexpected_keys(keys)
     reasons = []

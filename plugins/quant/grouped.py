@@ -99,7 +99,7 @@ class Grouped(nn.Module):
         bias: Tensor | None = None,
         order: Tensor | None = None,
         kernel: str = "torch",
-        activations: str = "int8",
+        activations: str = "float",
     ) -> None:
         super().__init__()
         self.bits, self.group, self.kernel, self.activations = bits, group, kernel, activations

@@ -87,6 +87,10 @@ class Layers:
             None if packed.bias is None else packed.bias.to(self.dtype),
             order,
         )
+        return self.chosen(name, layer)
+
+    def chosen(self, name: str, layer: Grouped) -> Grouped:
+        """The layer, with the kernel that was asked for or is best. Raises ModelError naming the layer."""
         layer.kernel = self._kernel(name, layer)
         self.used[layer.kernel] += 1
         return layer

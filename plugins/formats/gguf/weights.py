@@ -97,12 +97,8 @@ def _weights(file: Reader, key: str, name: str) -> Iterator[tuple[str, torch.Ten
     import gguf
     import torch
 
-    values = torch.from_numpy(file.array(key).copy())
-    if file.arch == "llama" and key.split(".")[-2] in ("attn_q", "attn_k"):  # rotary pairs there, halves here
-        heads = file.own("attention.head_count")
-        heads = file.own("attention.head_count_kv", heads) if ".attn_k." in key else heads
-        values = values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-    elif file.arch in ("gemma2", "gemma3") and key.endswith("norm.weight"):
+    values = halves_apart(file, key, torch.from_numpy(file.array(key).copy()))
+    if file.arch in ("gemma2", "gemma3") and key.endswith("norm.weight"):
         values -= 1.0
     elif file.arch == "gpt2" and key.startswith("blk.") and values.ndim == 2:  # Conv1D keeps [in, out]
         values = values.T
@@ -112,6 +108,16 @@ def _weights(file: Reader, key: str, name: str) -> Iterator[tuple[str, torch.Ten
         yield from ((name.replace("*", str(number)), part) for number, part in enumerate(values))
     else:
         yield name, values
+
+
+def halves_apart(file: Reader, key: str, values: torch.Tensor) -> torch.Tensor:
+    """The rows of a tensor of the file, packed or not, in transformers' order. Llama's queries and keys are rotated in
+    pairs of neighbours there, in pairs half a head apart here."""
+    if file.arch != "llama" or key.split(".")[-2] not in ("attn_q", "attn_k"):
+        return values
+    heads = file.own("attention.head_count")
+    heads = file.own("attention.head_count_kv", heads) if ".attn_k." in key else heads
+    return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
 
 def _some(names: Iterable[str]) -> str:
