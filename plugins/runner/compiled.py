@@ -83,10 +83,9 @@ class Compiled:
         try:
             self._try_out()
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = " ".join(str(error).split("\n")[:2]).strip()
             raise ModelError(
-                f"runner.mode=compile can't compile this model: {type(error).__name__}: {reason}; "
-                f"choose runner.mode=eager"
+                f"runner.mode=compile can't compile this model, choose runner.mode=eager: {type(error).__name__}: {reason}"
             ) from error
 
     @torch.inference_mode()
