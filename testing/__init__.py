@@ -19,6 +19,7 @@ from turnout.testing.checks import Checked, check_component
 from turnout.testing.equivalence import assert_equivalent, open_engine
 from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 from turnout.testing.policies import PreemptionContract, SchedulerContract
+from turnout.testing.quant import QuantizerContract
 
 __all__ = [
     "AttentionCase",
@@ -27,6 +28,7 @@ __all__ = [
     "Checked",
     "Compared",
     "PreemptionContract",
+    "QuantizerContract",
     "SchedulerContract",
     "TokenCacheRunner",
     "assert_equivalent",

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import SkipTest
 
-import torch
-
 from turnout.core.plugins import SLOTS
 from turnout.testing.attention_contract import attention_rules
 from turnout.testing.blocks import block_rules
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
+from turnout.testing.quant import quant_rules
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,12 @@ def _signatures(slot: str, component: type) -> None:
             raise TypeError(f"{name}{given} must take {', '.join(names[1:]) or 'nothing'}: {error}") from error
 
 
-def _quant_rules(component: type) -> Iterator[tuple[str, Callable[[], object]]]:
-    def linear() -> None:
-        generator = torch.Generator().manual_seed(0)
-        weight, bias = torch.randn(192, 576, generator=generator), torch.randn(192, generator=generator)
-        x = torch.randn(5, 576, generator=generator)
-        with torch.inference_mode():
-            got = component().linear("layer", {"weight": weight, "bias": bias})(x)
-        want = torch.nn.functional.linear(x, weight, bias)
-        error = ((got - want).norm() / want.norm()).item()
-        assert error < 0.2, f"relative error {error:.2g}"
-
-    yield "its linear layer is close to the float one", linear
-
-
 _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] = {
     "scheduler": lambda component: rules(SchedulerContract, component),
     "attention": attention_rules,
     "blocks": block_rules,
     "preemption": lambda component: rules(PreemptionContract, component),
-    "quant": _quant_rules,
+    "quant": quant_rules,
 }
 
 __all__ = ["Checked", "check_component"]
