@@ -37,9 +37,10 @@ class Awq:
     checkpoint_formats: ClassVar[frozenset[str]] = frozenset({"awq"})
 
     kernel: str = "auto"  # auto, torch, native or triton
+    activations: str = "float"  # "int8": a kernel may round a layer's inputs to 8 bits where that is faster
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel)
+        check_kernel(self.kernel, self.activations)
         self._layers = Layers(self.kernel)
         self._group, self._by_rows = -1, False
 
@@ -50,7 +51,7 @@ class Awq:
                 "quant=awq reads checkpoints that are quantized already, and this one holds floats; make one with "
                 "`turnout quantize method=awq`, or choose quant=int8"
             )
-        self._layers = Layers(self.kernel, info.dtype)
+        self._layers = Layers.of(self.kernel, self.activations, info)
         bits = whole_number(settings, ("bits", "w_bit"))
         if bits != BITS:
             raise ModelError(f"quantization_config.bits is {bits}, and quant=awq reads {BITS}")

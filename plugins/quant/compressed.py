@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
-from turnout.plugins.quant import schemes
+from turnout.plugins.quant import compressed_8bit, schemes
 from turnout.plugins.quant.schemes import Scheme
 from turnout.plugins.quant.stored import (
     Layers,
@@ -41,9 +41,10 @@ class CompressedTensors:
     checkpoint_formats: ClassVar[frozenset[str]] = frozenset({"compressed-tensors"})
 
     kernel: str = "auto"  # of packed layers: auto, torch, native or triton
+    activations: str = "float"  # of packed layers; "int8": a kernel may round a layer's inputs to 8 bits
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel)
+        check_kernel(self.kernel, self.activations)
         self._layers = Layers(self.kernel)
         self._schemes: tuple[Scheme, ...] = ()
 
@@ -54,14 +55,12 @@ class CompressedTensors:
                 "quant=compressed-tensors reads checkpoints that are quantized already, and this one holds floats; "
                 "make one with `turnout quantize method=rtn`, or choose quant=int8"
             )
-        self._layers = Layers(self.kernel, info.dtype)
+        self._layers = Layers.of(self.kernel, self.activations, info)
         self._schemes = schemes.read(settings)
         for scheme in self._schemes:
             if scheme.format == PACKED:
                 _check_packed(scheme)
             elif scheme.format in EIGHT_BIT:
-                from turnout.plugins.quant import compressed_8bit
-
                 compressed_8bit.check(scheme)
             else:
                 known = ", ".join(sorted({PACKED, *EIGHT_BIT}))
@@ -79,8 +78,6 @@ class CompressedTensors:
             raise ModelError(f"{name} falls under {scheme}, but holds {', '.join(sorted(tensors))}")
         if scheme.format == PACKED:
             return self._layers.grouped(name, _packed(name, tensors, scheme))
-        from turnout.plugins.quant import compressed_8bit
-
         made = compressed_8bit.layer(name, tensors, scheme, self._layers.dtype)
         self._layers.used[scheme.format] += 1
         return made

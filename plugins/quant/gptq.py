@@ -42,10 +42,11 @@ class Gptq:
     checkpoint_formats: ClassVar[frozenset[str]] = frozenset({"gptq"})
 
     kernel: str = "auto"  # auto, torch, native or triton
+    activations: str = "float"  # "int8": a kernel may round a layer's inputs to 8 bits where that is faster
     zeros: str = "auto"  # auto, minus_one or plain
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel)
+        check_kernel(self.kernel, self.activations)
         if self.zeros not in ("auto", "minus_one", "plain"):
             raise ValueError(f"quant.zeros must be auto, minus_one or plain, got {self.zeros}")
         self._layers = Layers(self.kernel)
@@ -59,7 +60,7 @@ class Gptq:
                 "quant=gptq reads checkpoints that are quantized already, and this one holds floats; make one with "
                 "`turnout quantize method=gptq`, or choose quant=int8"
             )
-        self._layers, self._settings, self._warned = Layers(self.kernel, info.dtype), settings, False
+        self._layers, self._settings, self._warned = Layers.of(self.kernel, self.activations, info), settings, False
         label = settings.get("checkpoint_format", settings.get("format"))
         if label is not None and label not in FORMATS or settings.get("is_marlin_format"):
             raise ModelError(

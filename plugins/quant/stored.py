@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnout.core import ModelError
+from turnout.core import ModelError, ModelInfo
 from turnout.plugins.quant import grouped
 from turnout.plugins.quant.grouped import STORED, Grouped, narrowed, pack
 from turnout.plugins.quant.none import Unquantized
 
 log = logging.getLogger("turnout.quant")
 
+ACTIVATIONS = ("float", "int8")
 SMALLEST = 8  # inputs a group is cut down to at most, where groups are uneven
 
 
@@ -44,7 +45,17 @@ class Layers:
 
     kernel: str = "auto"
     dtype: torch.dtype = torch.float32
+    activations: str = "float"
     used: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, kernel: str, activations: str, info: ModelInfo) -> Layers:
+        """For a model that is about to load. Raises ModelError for a kernel that can't be where the model will run."""
+        if info.traced and kernel == "native":
+            raise ModelError(
+                "quant.kernel=native is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
+            )
+        return cls("torch" if info.traced and kernel == "auto" else kernel, info.dtype, activations)
 
     def plain(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A layer the checkpoint left in floats, in the served dtype."""
@@ -109,8 +120,10 @@ class Layers:
         return self.kernel
 
 
-def check_kernel(kernel: str) -> None:
+def check_kernel(kernel: str, activations: str = "float") -> None:
     """Raises ValueError naming the choices."""
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"quant.activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     known = ("auto", "torch", *grouped.KERNELS)
     if kernel not in known:
         raise ValueError(f"quant.kernel must be one of {', '.join(known)}, got {kernel}")
