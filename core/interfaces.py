@@ -110,7 +110,10 @@ class Auto:
     start says which, and why not the others."""
 
 
-AUTO_ORDER = {"cpu": ("cpu", "torch"), "cuda": ("torch",)}  # device type -> attention backends, best first
+AUTO_ORDER = {  # device type -> attention backends, best first; those that are not installed are passed over
+    "cpu": ("cpu", "torch"),
+    "cuda": ("flashinfer", "flash_attn", "triton", "flex", "torch"),
+}
 
 
 class Scheduler(Protocol):

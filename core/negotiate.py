@@ -24,6 +24,9 @@ def choose_attention(config: Config, info: ModelInfo, found: Plugins) -> str:
     if asked == "auto":
         passed: list[str] = []
         for name in AUTO_ORDER.get(kind, ("torch",)):
+            if name not in found.names("attention"):
+                passed.append(f"{name}, which no installed plugin offers")
+                continue
             reasons = refusals(found.get("attention", name))
             if not reasons:
                 config.attention = found.get("attention", name).component()

@@ -56,6 +56,7 @@ def engine_on(
     preemption: Preemption | None = None,
     blocks: BlockManager | None = None,
     prefix_cache: bool = True,
+    cache_dtype: str = "auto",
     **budgets: Any,
 ) -> Engine:
     """An engine whose runner computes with `model`."""
@@ -71,7 +72,7 @@ def engine_on(
         **limits,
     )
     engine.info = replace(engine.info, model="tiny", vocab_size=model.info.vocab_size)
-    spec = KVSpec(model.info.layers, block_size, num_blocks)
+    spec = KVSpec(model.info.layers, block_size, num_blocks, cache_dtype)
     device = torch.device("cpu")
     engine._runner = runner = LocalRunner()
     host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
