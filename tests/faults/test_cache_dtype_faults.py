@@ -96,7 +96,8 @@ def test_shared_prefixes_copies_and_swaps_at_once_change_no_token(
     model = tiny("llama")
     engine, said = crowded(model, attention, form, blocks())
     stats = engine.stats
-    assert stats.cached_tokens > 50 and stats.blocks.copied > 2 and stats.swapped_blocks_in > 10, "not all three met"
+    assert stats.cached_tokens > 50 and stats.swapped_blocks_in > 10, "nothing was shared, or nothing swapped"
+    assert stats.blocks.copied > 2 and stats.blocks.evicted > 10, "nothing was copied, or no block changed hands"
     assert said == alone(model, attention, form)
 
 
