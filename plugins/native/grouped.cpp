@@ -160,11 +160,14 @@ void tile(const Grouped& w, int64_t panel, int part, const Rows& x, int64_t row,
     const bool half_scales = w.half_scales, half_offsets = w.half_offsets;
     const int32_t zero = (int32_t)w.zero;
     vec total[N] = {};
+    constexpr int AHEAD = N <= 2 ? 4096 : 0;  // bytes to fetch ahead: few rows wait for memory, more compute
     for (int64_t g = 0; g < groups; g++) {
         vec within[N] = {};
         for (int64_t b = g * each; b < (g + 1) * each; b++) {
             const uint8_t *at = low + b * (STEPS * LOW * 8), *above = high;
             const int odd = HIGH == 1 && STEPS == 4 ? b & 1 : 0;
+            if (AHEAD > 0)
+                for (int i = 0; i < STEPS * LOW * 8; i += 64) __builtin_prefetch(at + AHEAD + i);
             if (HIGH > 0) above += (b - odd) * (STEPS * HIGH * 8);
             if constexpr (EXACT) {
                 block_of<LOW, HIGH, STEPS, N>(at, above, odd, values + b * STEPS * 4, ins, within);
@@ -224,23 +227,40 @@ void product(const Grouped& w, const Rows& x, float* out, int64_t rows, int64_t 
     return tiles<LOW, HIGH, 8, false>(w, x, out, rows, threads);
 }
 
+inline vec magnitude(vec x) { return x < 0 ? -x : x; }
+
+inline float largest(vec v) {
+    float most = 0;
+    for (int i = 0; i < LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
 // One block of a row as int8, the nearest of 255 even steps. Anything not finite makes the step NaN, so it is not lost.
-inline void round_block(const float* x, int64_t size, int8_t* codes, float& step, int32_t& total) {
-    float most = 0, sum = 0;
-    for (int64_t i = 0; i < size; i++) {
-        float a = std::fabs(x[i]);
-        most = a > most ? a : most;
-        sum += a;
+template <int SIZE>
+inline void round_block(const float* x, int8_t* codes, float& step, int32_t& total) {
+    constexpr int WIDE = SIZE / LANES;
+    vec values[WIDE], most = {}, sizes = {};
+    for (int i = 0; i < WIDE; i++) {
+        values[i] = load(x + i * LANES);
+        vec size = magnitude(values[i]);
+        most = size > most ? size : most;
+        sizes += size;
     }
-    float by = most > 0 ? 127.0f / most : 0.0f;
+    const float top = largest(most), by = top > 1e-30f ? 127.0f / top : 0.0f;
+    const bool finite = std::isfinite(sum(sizes));
+    step = finite ? top / 127.0f : NAN;
+    ivec count = {};
+    for (int i = 0; i < WIDE; i++) {
+        vec near = values[i] * by + 12582912.0f;  // rounds to an integer in the low bits
+        ivec code = (ivec)near - 0x4b400000;
+        code = finite ? code : (ivec){};
+        count += code;
+        typedef int8_t few __attribute__((vector_size(LANES)));
+        few narrow = __builtin_convertvector(code, few);
+        std::memcpy(codes + i * LANES, &narrow, LANES);
+    }
     total = 0;
-    step = std::isfinite(sum) ? most / 127.0f : NAN;
-    if (!std::isfinite(sum) || !std::isfinite(by)) by = 0.0f;
-    for (int64_t i = 0; i < size; i++) {
-        int32_t code = (int32_t)(x[i] * by + (x[i] < 0 ? -0.5f : 0.5f));
-        codes[i] = (int8_t)code;
-        total += code;
-    }
+    for (int i = 0; i < LANES; i++) total += count[i];
 }
 
 }  // namespace
@@ -254,9 +274,10 @@ void turnout_grouped(const void* data, const float* x, float* out, int64_t rows,
     thread_local std::vector<float> floats;
     thread_local std::vector<int8_t> small;
     thread_local std::vector<int32_t> counts;
-    floats.resize(rows * (w.ins + blocks + groups));
-    small.resize(rows * w.ins);
-    counts.resize(rows * blocks);
+    auto room = [](auto& scratch, size_t size) { if (scratch.size() < size) scratch.resize(size); };
+    room(floats, rows * (w.ins + blocks + groups));
+    room(small, rows * w.ins);
+    room(counts, rows * blocks);
     float *values = floats.data(), *steps = values + rows * w.ins, *sums = steps + rows * blocks;
     int8_t* rounded = small.data();
     int32_t* totals = counts.data();
@@ -276,7 +297,8 @@ void turnout_grouped(const void* data, const float* x, float* out, int64_t rows,
         }
         for (int64_t b = 0; b < blocks; b++) {
             int64_t i = b * block, at = r * blocks + b;
-            round_block(from + i, block, rounded + r * w.ins + i, steps[at], totals[at]);
+            auto round = block == 32 ? round_block<32> : round_block<16>;
+            round(from + i, rounded + r * w.ins + i, steps[at], totals[at]);
             sums[r * groups + i / w.group] += steps[at] * totals[at];
         }
     }

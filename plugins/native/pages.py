@@ -8,10 +8,9 @@ transparent huge pages, asked for with madvise). Where there are none, this is o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
-import sys
+import mmap
 import threading
 from collections.abc import Sequence
 
@@ -21,7 +20,6 @@ from torch import Tensor
 LARGE = 2 << 20  # bytes of a large page
 CHUNK = 16 << 20  # bytes taken at once; what is not used of them stays unclaimed
 ALIGN = 64  # bytes: a cache line
-MADV_HUGEPAGE = 14
 
 
 class _Arena:
@@ -44,13 +42,14 @@ class _Arena:
 
 
 def _large(num_bytes: int) -> Tensor:
-    whole = torch.empty(num_bytes + LARGE, dtype=torch.uint8)
-    start = -whole.data_ptr() % LARGE
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library without madvise
-            address, size = whole.data_ptr() + start, num_bytes // LARGE * LARGE
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_HUGEPAGE)
-    return whole[start : start + num_bytes]
+    """Fresh memory: what an allocator gives out again is in small pages for good."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    whole = mmap.mmap(-1, num_bytes + LARGE, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            whole.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(whole, dtype=torch.uint8)  # keeps the mapping
+    return tensor[-tensor.data_ptr() % LARGE :][:num_bytes]
 
 
 @functools.cache
