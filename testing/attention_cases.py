@@ -79,6 +79,9 @@ def unclaimed(capabilities: Capabilities, device: str = "cpu") -> Iterator[tuple
     for form in ("fp8", "int8", "int4"):
         if form not in capabilities.cache_dtypes:
             yield asked(f"a cache in {form}", cache_dtype=form)
+    if not capabilities.graphs:
+        where = plain.block_size, plain.dtype, torch.device(device), "auto", True
+        yield "decode steps that are replayed", capabilities.refusals([plain.layer], *where)
     for other in ("cpu", "cuda", "mps"):
         if capabilities.devices is not None and other not in capabilities.devices:
             yield asked(f"the device {other}", device=other)

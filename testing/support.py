@@ -1,0 +1,71 @@
+"""The table of what each attention backend can do, made of their capabilities, and the page it stands in.
+
+python -m turnout.testing.support docs/attention.md      writes the table anew
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from turnout.core import plugins
+from turnout.core.interfaces import AUTO_ORDER, Capabilities
+from turnout.core.plugins import Plugins
+
+BEGIN, END = "<!-- support: python -m turnout.testing.support -->", "<!-- end of support -->"
+HEAD = (
+    *("backend", "devices", "dtypes", "head sizes", "block sizes", "8-bit caches", "window", "softcap", "sinks"),
+    *("value sizes", "graphs", "batch invariant"),
+)
+FEATURES = ("window", "softcap", "sinks", "v_head_dim", "graphs", "batch_invariant")
+
+
+def support(found: Plugins, package: str = "turnout") -> str:
+    """The order of `attention=auto` and the table of a package's backends, as Markdown."""
+    backends = {c.name: c for c in found.choices.values() if c.slot == "attention" and c.package == package}
+    able = {name: getattr(choice.component, "capabilities", None) for name, choice in sorted(backends.items())}
+    rows = [HEAD, ("---",) * len(HEAD)]
+    rows += [(f"`{name}`", *_cells(can)) for name, can in able.items() if isinstance(can, Capabilities)]
+    orders = [f"- on `{device}`: {', '.join(f'`{name}`' for name in names)}" for device, names in AUTO_ORDER.items()]
+    table = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(("`attention=auto` takes the first of these that can serve the model:", "", *orders, "", *table))
+
+
+def renewed(page: str, found: Plugins) -> str:
+    """The page with its table as it must be. Raises ValueError where the page has no place for it."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page must hold the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{support(found)}\n{END}{after}"
+
+
+def _cells(can: Capabilities) -> Iterator[str]:
+    yield _words(can.devices)
+    yield _words(None if can.dtypes is None else {str(dtype).removeprefix("torch.") for dtype in can.dtypes})
+    yield _numbers(can.head_dims)
+    yield _numbers(can.block_sizes)
+    yield _words(can.cache_dtypes) or "none"
+    yield from ("yes" if getattr(can, name) else "no" for name in FEATURES)
+
+
+def _words(values: Collection[str] | None) -> str:
+    return "any" if values is None else ", ".join(f"`{value}`" for value in sorted(values))
+
+
+def _numbers(values: Collection[int] | None) -> str:
+    """A list; a range with its step where there are more than four at equal distances."""
+    if values is None:
+        return "any"
+    found = sorted(values)
+    steps = {b - a for a, b in pairwise(found)}
+    if len(found) > 4 and len(steps) == 1:
+        return f"{found[0]} to {found[-1]} in steps of {steps.pop()}"
+    return ", ".join(map(str, found))
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(renewed(file.read_text(), plugins.load()))
