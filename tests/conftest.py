@@ -13,6 +13,8 @@ import torch  # isort: skip
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton, which looks then
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ from turnout.plugins.attention.flash_attn import FlashAttention
 from turnout.plugins.attention.flashinfer import FlashInfer
 from turnout.plugins.attention.flex import FlexAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.attention.triton import TritonAttention
 
 
 @hookimpl
@@ -17,3 +18,4 @@ def register_attention(register: Register[AttentionBackend[Any, Any]]) -> None:
     register("flashinfer", FlashInfer)
     register("flex", FlexAttention)
     register("torch", TorchAttention)
+    register("triton", TritonAttention)
