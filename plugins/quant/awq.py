@@ -57,8 +57,6 @@ class Awq:
             raise ModelError(f"quantization_config.bits is {bits}, and quant=awq reads {BITS}")
         self._group = whole_number(settings, ("group_size", "q_group_size"))
         check_group(self._group)
-        if not settings.get("zero_point", True):
-            raise ModelError("quantization_config.zero_point is false, and quant=awq reads AWQ with zero points")
         layout = str(settings.get("version", settings.get("checkpoint_format", "gemm"))).lower()
         if layout not in ("gemm", "gemv"):
             raise ModelError(
