@@ -181,26 +181,26 @@ void quantize(const float* x, int64_t ins, int64_t row, const float* fixed, cons
     to.totals[row] = sum;
 }
 
-// sums [16] of one panel and row -> out: the offset out, both scales and the bias in
+// sums [16] of one panel and row -> out: the offset out, both scales and the bias in. A last panel is filled up, so that
+// an output's arithmetic does not depend on where its panel ends.
 static inline void finish(const Int8& p, const int32_t* sums, const Quantized& q, int64_t row, int64_t first, float* out) {
     typedef int32_t loose_ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-    const float* scales = p.scales + first;
-    float* to = out + row * p.outs + first;
-    int64_t num = std::min(PANEL, p.outs - first);
-    int32_t offset = OFFSET * q.totals[row];
-    float scale = q.scales[row];
-    if (num == PANEL) {
-        for (int64_t o = 0; o < PANEL; o += LANES) {
-            ivec exact = *reinterpret_cast<const loose_ints*>(sums + o) - offset;
-            vec made = __builtin_convertvector(exact, vec) * (load(scales + o) * scale);
-            store(to + o, p.bias ? made + load(p.bias + first + o) : made);
-        }
-    } else {
-        for (int64_t o = 0; o < num; o++) {
-            float made = float(sums[o] - offset) * (scales[o] * scale);
-            to[o] = p.bias ? made + p.bias[first + o] : made;
-        }
+    const float *scales = p.scales + first, *bias = p.bias ? p.bias + first : nullptr;
+    float *to = out + row * p.outs + first, last[3][PANEL] = {};
+    const int64_t num = std::min(PANEL, p.outs - first);
+    if (num < PANEL) {
+        std::memcpy(last[0], scales, num * sizeof(float));
+        if (bias) std::memcpy(last[1], bias, num * sizeof(float));
+        scales = last[0], bias = bias ? last[1] : nullptr, to = last[2];
     }
+    const int32_t offset = OFFSET * q.totals[row];
+    const float scale = q.scales[row];
+    for (int64_t o = 0; o < PANEL; o += LANES) {
+        ivec exact = *reinterpret_cast<const loose_ints*>(sums + o) - offset;
+        vec made = __builtin_convertvector(exact, vec) * (load(scales + o) * scale);
+        store(to + o, bias ? made + load(bias + o) : made);
+    }
+    if (num < PANEL) std::memcpy(out + row * p.outs + first, last[2], num * sizeof(float));
 }
 
 // R rows of activations times P panels

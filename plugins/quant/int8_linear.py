@@ -45,7 +45,7 @@ def quantize_rows(x: Tensor, fixed: Tensor | None) -> tuple[Tensor, Tensor]:
     top = x.abs().amax(1)
     finite = torch.isfinite(top)
     scales = torch.where(finite, top / 127 if fixed is None else fixed, torch.nan)
-    by = 127 / top if fixed is None else (1 / fixed).expand_as(top)
+    by = torch.full_like(top, 127) / top if fixed is None else (1 / fixed).expand_as(top)
     by = torch.where(finite & (top >= LEAST), by, 0.0)
     codes = torch.round((x * by[:, None]).clamp(-128, 127))
     return torch.where(by[:, None] == 0, 0.0, codes).to(torch.int8), scales
@@ -163,14 +163,18 @@ def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
 
 
 def _product(x: Tensor, codes: Tensor) -> Tensor:
-    """x int8 [T, in] times codes int8 [out, in]: float32 [T, out] of exact int32 sums. A GPU takes more than 16 rows,
-    and sizes in whole 8s: filled up with zeros."""
-    rows, outs = x.shape[0], codes.shape[0]
-    if x.device.type == "cuda":
-        ins = x.shape[1]
-        x = F.pad(x, (0, -ins % 8, 0, max(0, 17 - rows)))
-        codes = F.pad(codes, (0, -ins % 8, 0, -outs % 8))
+    """x int8 [T, in] times codes int8 [out, in]: float32 [T, out] of exact int32 sums.
+
+    A GPU takes sizes in whole 8s and more than 16 rows; a CPU gives zeros for one input (torch 2.13). All are filled up.
+    """
+    rows, outs, ins = x.shape[0], codes.shape[0], x.shape[1]
+    x = F.pad(x, (0, -ins % 8, 0, max(0, 17 - rows) if _on_gpu(x) else 0))
+    codes = F.pad(codes, (0, -ins % 8, 0, -outs % 8))
     return torch._int_mm(x, codes.t())[:rows, :outs].float()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.device.type == "cuda"
 
 
 def _alike(layers: Sequence[TorchInt8] | Sequence[NativeInt8]) -> bool:
