@@ -182,14 +182,14 @@ def flash_attn_4() -> types.ModuleType:
         score_mod_bwd: Callable[..., Any] | None = None,
         mask_mod: Callable[..., Any] | None = None,
         block_sparse_tensors: Any = None,
-        gather_bwd_recompute_p: bool = False,
-        gather_bwd_token_chunk: int | None = None,
         aux_tensors: list[Tensor] | None = None,
         aux_scalars: tuple[Any, ...] | None = None,
         return_lse: bool = False,
         scheduler_metadata: Any = None,
         seqlen_k_per_split: int | None = None,
         disable_scheduler_metadata: bool = False,
+        gather_bwd_recompute_p: bool = False,
+        gather_bwd_token_chunk: int | None = None,
     ) -> Any:
         _check(cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k")
         assert page_table is not None and cu_seqlens_q is not None and seqused_k is not None

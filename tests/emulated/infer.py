@@ -66,9 +66,10 @@ class _Paged:
                 raise ValueError("The dtype of q or k does not match what was specified in plan")
             if side.shape[1:] != (asked["page_size"], kv_heads, dim):
                 raise ValueError(f"a cache of {tuple(side.shape)}, planned for pages of {asked['page_size']}")
-        if asked["use_token_head_sf"]:
-            if scales is None or any(s.dtype != torch.float32 or s.shape != cache[0].shape[:3] for s in scales):
-                raise ValueError("kv_cache_sf must be two float32 tensors [num_pages, page_size, num_kv_heads]")
+        if asked["use_token_head_sf"] and (
+            scales is None or any(s.dtype != torch.float32 or s.shape != cache[0].shape[:3] for s in scales)
+        ):
+            raise ValueError("kv_cache_sf must be two float32 tensors [num_pages, page_size, num_kv_heads]")
         scale = dim**-0.5 if asked["sm_scale"] is None else asked["sm_scale"]
         out, lse = torch.zeros(q.shape), torch.zeros(q.shape[:2])
         for b in range(len(self._last)):
