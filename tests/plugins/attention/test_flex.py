@@ -54,7 +54,7 @@ class TestFlex(AttentionContract):
 
 @pytest.mark.slow
 @pytest.mark.skipif(FlexAttention.obstacle() is not None, reason=f"{FlexAttention.obstacle()}")
-@pytest.mark.parametrize("case", selected_cases(FlexAttention.capabilities), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(selected_cases(FlexAttention.capabilities)), ids=lambda case: case.name)
 def test_compiled_for_this_cpu_it_errs_no_more(case: AttentionCase) -> None:
     check_attention(FlexAttention(), case)
 
