@@ -86,8 +86,9 @@ def _share(free: int, total: int) -> float:
 def _current(stats: Stats, info: EngineInfo, labels: Labels) -> Iterator[Metric]:
     """Names of vLLM's V1."""
     cache_use = _share(stats.num_blocks_free, stats.num_blocks)
-    facts = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks), "cache_dtype": info.dtype}
-    facts["num_cpu_blocks"] = str(stats.host_blocks)
+    kept = str(info.composition.get("kv_cache_dtype", "auto"))
+    facts = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+    facts |= {"cache_dtype": info.dtype if kept == "auto" else kept, "num_cpu_blocks": str(stats.host_blocks)}
     yield _gauge("vllm:num_requests_running", "Requests that run.", stats.num_running, labels)
     yield _gauge("vllm:num_requests_waiting", "Requests that wait, swapped ones included.", stats.num_waiting, labels)
     yield _gauge("vllm:kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", cache_use, labels)

@@ -150,7 +150,7 @@ def test_gauges_and_counters_are_the_engines(api: Api, engine: ScriptedEngine) -
 
 def test_info_series_are_one_and_say_what_is_served(api: Api) -> None:
     page = Page(api)
-    assert page.value("vllm:cache_config_info", block_size="16", num_gpu_blocks="400") == 1
+    assert page.value("vllm:cache_config_info", block_size="16", num_gpu_blocks="400", cache_dtype="float32") == 1
     assert (
         page.value("turnout:engine_plugins_info", attention_backend="torch", plugin_version="attention=turnout 0.1")
         == 1
