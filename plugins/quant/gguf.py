@@ -19,8 +19,6 @@ from turnout.plugins.quant import gguf_blocks
 from turnout.plugins.quant.grouped import Grouped, pack
 from turnout.plugins.quant.stored import Layers, check_kernel
 
-ACTIVATIONS = ("int8", "float")
-
 
 @dataclass
 class Gguf:
@@ -33,10 +31,8 @@ class Gguf:
     checkpoint_formats: ClassVar[frozenset[str]] = frozenset({"gguf"})
 
     def __post_init__(self) -> None:
-        check_kernel(self.kernel)
-        if self.activations not in ACTIVATIONS:
-            raise ValueError(f"quant.activations must be one of {', '.join(ACTIVATIONS)}, got {self.activations!r}")
-        self._layers = Layers(self.kernel)
+        check_kernel(self.kernel, self.activations)
+        self._layers = Layers(self.kernel, activations=self.activations)
 
     def kernels(self) -> str:
         return self._layers.kernels()
@@ -50,15 +46,7 @@ class Gguf:
                 f"{'safetensors' if file is None else file.name}; name the file as model=FILE.gguf, or choose another "
                 f"quantizer"
             )
-        kernel = self.kernel
-        if info.traced:
-            if kernel == "native":
-                raise ModelError(
-                    "quant.kernel=native is not for torch.compile to trace; choose quant.kernel=torch or "
-                    "runner.mode=eager"
-                )
-            kernel = "torch"
-        self._layers = Layers(kernel, info.dtype)
+        self._layers = Layers.of(self.kernel, self.activations, info)
 
     def source(self, info: ModelInfo, floats: Source, modules: frozenset[str]) -> Source:
         from turnout.plugins.formats.gguf.packed import Packed
@@ -72,6 +60,13 @@ class Gguf:
                 f"{file} can't be served with quant=gguf: {error}; quant=none serves it in floats"
             ) from None
         return _Mixed(packed, floats)
+
+    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor of several matrices would be made floats. Raises ModelError."""
+        raise ModelError(
+            f"quant=gguf can't keep {name}, {list(shape)}, packed: it stacks the matrices of several experts; serve the "
+            f"model with quant=none"
+        )
 
     def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A `Grouped` layer of packed rows, or a plain one where the file holds floats."""
