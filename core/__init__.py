@@ -4,6 +4,7 @@ from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Register, RegisterPresets, hookimpl
 from turnout.core.interfaces import (
+    AsyncRunner,
     Attend,
     AttentionBackend,
     BlockManager,
@@ -23,6 +24,7 @@ from turnout.core.interfaces import (
 )
 from turnout.core.policy import Policy
 from turnout.core.types import (
+    PENDING,
     Batch,
     BlockMoves,
     BlockStats,
@@ -45,45 +47,9 @@ from turnout.core.types import (
 )
 
 __all__ = [
-    "Attend",
-    "AttentionBackend",
-    "Batch",
-    "BlockManager",
-    "BlockMoves",
-    "BlockStats",
-    "Capabilities",
-    "Chunk",
-    "ContractError",
-    "Draft",
-    "Finish",
-    "KVSpec",
-    "LayerSpec",
-    "Limits",
-    "Logprobs",
-    "Model",
-    "ModelError",
-    "ModelInfo",
-    "ModelLoader",
-    "ModelRunner",
-    "Move",
-    "Output",
-    "Policy",
-    "PreemptMode",
-    "Preemption",
-    "PreparedQuantizer",
-    "Progress",
-    "Quantizer",
-    "RefreshingPlans",
-    "Register",
-    "RegisterPresets",
-    "Request",
-    "Result",
-    "Runner",
-    "Sampling",
-    "Scheduler",
-    "SharingBlocks",
-    "Step",
-    "StepCost",
-    "StepReport",
-    "hookimpl",
-]
+    "PENDING", "AsyncRunner", "Attend", "AttentionBackend", "Batch", "BlockManager", "BlockMoves", "BlockStats",
+    "Capabilities", "Chunk", "ContractError", "Draft", "Finish", "KVSpec", "LayerSpec", "Limits", "Logprobs", "Model",
+    "ModelError", "ModelInfo", "ModelLoader", "ModelRunner", "Move", "Output", "Policy", "PreemptMode", "Preemption",
+    "PreparedQuantizer", "Progress", "Quantizer", "RefreshingPlans", "Register", "RegisterPresets", "Request",
+    "Result", "Runner", "Sampling", "Scheduler", "SharingBlocks", "Step", "StepCost", "StepReport", "hookimpl",
+]  # fmt: skip

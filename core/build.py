@@ -16,7 +16,6 @@ from turnout.core.config import Config, chosen, to_container
 from turnout.core.engine import Engine
 from turnout.core.interfaces import (
     BlockManager,
-    Model,
     ModelInfo,
     ModelLoader,
     ModelRunner,
@@ -56,8 +55,11 @@ def build_engine(
     served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
-    num_blocks, note = _cache_size(config, info, max_model_len, served)
-    spec = KVSpec(info.layers, blocks.block_size, num_blocks, config.kv_cache_dtype)
+    spec, note = KVSpec(info.layers, blocks.block_size, 1, config.kv_cache_dtype), ""
+    num_blocks = blocks.num_blocks
+    if num_blocks is None:
+        num_blocks, note = runner.room(served, config.attention, spec)
+    spec = replace(spec, num_blocks=num_blocks)
     host = config.preemption.num_host_blocks + (blocks.num_host_blocks if isinstance(blocks, SharingBlocks) else 0)
     runner.start(served, config.attention, spec, info.dtype, info.device, host)
     engine_info = EngineInfo(
@@ -122,26 +124,3 @@ def _context(limits: Limits, info: ModelInfo) -> int:
             f"choose at most that"
         )
     return limits.max_model_len or info.max_len
-
-
-def _cache_size(config: Config, info: ModelInfo, max_model_len: int, served: Model) -> tuple[int, str]:
-    """How many blocks, and the note that says why."""
-    blocks: BlockManager = config.blocks
-    if blocks.num_blocks is not None:
-        return blocks.num_blocks, ""
-    per_block = _block_bytes(config, info)
-    room, rule = config.runner.room(served)
-    num_blocks = min(room // per_block, config.limits.max_num_seqs * -(-max_model_len // blocks.block_size))
-    if num_blocks < 1:
-        raise ModelError(
-            f"no memory is left for the key/value cache: one block takes {per_block / 2**20:.1f} MiB, {rule} leaves "
-            f"{max(room, 0) / 2**20:.1f} MiB; raise that share, or set blocks.num_blocks"
-        )
-    return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {rule}"
-
-
-def _block_bytes(config: Config, info: ModelInfo) -> int:
-    """Bytes one block takes, in every layer, as the backend keeps it."""
-    spec = KVSpec(info.layers, config.blocks.block_size, 1, config.kv_cache_dtype)
-    caches = config.attention.allocate(spec, info.dtype, info.device)
-    return sum(t.nbytes for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,)))

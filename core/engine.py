@@ -6,6 +6,10 @@
 
 A request's progress is one number: `num_computed` of `len(tokens)`. There is no prefill phase and no decode phase, only
 chunks.
+
+Where the runner computes while we schedule (`AsyncRunner`), a step is accounted for when the next one was scheduled, which
+takes it that everybody goes on, with a token that is PENDING. What is computed for those who ended is thrown away. Steps
+are computed in order, so a block may be given to another while the step before still writes to it.
 """
 
 from __future__ import annotations
@@ -13,13 +17,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import NamedTuple
 
 from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Hooks
-from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler, SharingBlocks
+from turnout.core.interfaces import AsyncRunner, BlockManager, Preemption, Runner, Scheduler, SharingBlocks
 from turnout.core.swap import Swapper
 from turnout.core.types import (
+    PENDING,
     ContractError,
     EngineInfo,
     Finish,
@@ -39,6 +47,15 @@ FAILED_STEPS = 3  # so many failed forward passes in a row end the engine: the d
 
 log = logging.getLogger("turnout.engine")
 _new = tuple.__new__  # a named tuple in half the time
+
+
+class Flight(NamedTuple):
+    """A step and how it came about; `future` is its result if the runner computes it while we go on."""
+
+    step: Step
+    draft: Draft
+    scheduled: float
+    future: Future[Result] | None
 
 
 class Engine:
@@ -67,6 +84,8 @@ class Engine:
         self._running: dict[str, Request] = {}
         self._unborn: dict[str, Request] = {}  # wait for their parent's prompt; no scheduler sees them yet
         self._kept: dict[str, Request] = {}  # finished, with their blocks
+        self._ahead: Flight | None = None  # what is being computed
+        self._ended = 0.0
         self._number = self._idle_steps = self._failed_steps = 0
         self._wants_added = bool(hooks.hook.request_added.get_hookimpls())
         self._wants_finished = bool(hooks.hook.request_finished.get_hookimpls())
@@ -135,25 +154,58 @@ class Engine:
 
         Raises ContractError when the scheduler breaks a rule; every block is whole then, and no request is lost.
         """
-        began = self._clock()
-        draft = self._draft(began)
+        draft = self._draft(self._clock())
         step, scheduled = self._schedule(draft), self._clock()
-        result = self._compute(step)
-        ended = self._clock()
-        if self._sharing is not None:
+        future = self._runner.submit(step) if isinstance(self._runner, AsyncRunner) else None
+        if future is not None and self._sharing is not None:
+            self._sharing.settle(True)  # there was nothing to move
+        before, self._ahead, outputs, result = self._ahead, None, [], None
+        if before is not None:
+            result = self._compute(before)
+            outputs = self._land(before, result)
+            ended = [chunk for chunk in step.chunks if chunk.request.finish is not None]
+            if ended and future is None:
+                step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk not in ended))
+        flight = Flight(step, draft, scheduled, future)
+        if isinstance(result, Exception):
+            outputs += self._land(flight, result)  # it was built on what failed
+        elif future is None:
+            outputs += self._land(flight, self._compute(flight))
+        else:
+            self._advance(flight)
+        self._bear()
+        self._gauge()
+        return outputs
+
+    def _advance(self, flight: Flight) -> None:
+        """Take it that a step is computed, so that the next can be scheduled."""
+        self._ahead = flight
+        for request, start, count, samples in flight.step.chunks:
+            if request.finish is None:
+                if request.id in self._waiting:
+                    self._admit(request, start, flight.draft.now)
+                request.num_computed = start + count
+                if samples and request.num_generated + 1 < request.sampling.max_tokens:
+                    request.tokens.append(PENDING)
+
+    def _land(self, flight: Flight, result: Result | Exception) -> list[Output]:
+        """Account for a step that was computed, or failed."""
+        step, draft, scheduled, future = flight
+        began, ended = draft.now, self._clock()
+        if self._sharing is not None and future is None:
             self._sharing.settle(isinstance(result, Result))
         if isinstance(result, Result):
             if step.chunks:
                 moved = len(step.swap_out) + len(step.swap_in)  # the block manager's too
-                self.cost.observe(draft.load._replace(moved_blocks=moved), ended - began)
-            outputs = self._account(step, result, began, ended)
+                self.cost.observe(draft.load._replace(moved_blocks=moved), ended - max(began, self._ended))
+            outputs = self._account(flight, result, ended)
         else:
-            outputs = self._fail(step, result, ended)
-        self._bear()
+            outputs = self._fail(flight, result, ended)
         self._number += 1
+        self._ended = ended
         self.stats.schedule_seconds, self.stats.step_seconds = scheduled - began, ended - began
-        self._gauge()
         if self._wants_steps:
+            self._gauge()
             self._tell(
                 step, result, StepReport(self._number, began, scheduled, ended, (), draft.reasons, *self._counts())
             )
@@ -193,7 +245,10 @@ class Engine:
         if self._sharing is not None:
             self._sharing.begin(draft.now)
         try:
-            self._scheduler.schedule(tuple(self._waiting.values()), tuple(self._running.values()), draft)
+            running = tuple(self._running.values())
+            if self._ahead is not None:
+                running = tuple(r for r in running if r.num_pending)  # not those whose last token is being computed
+            self._scheduler.schedule(tuple(self._waiting.values()), running, draft)
             step = draft.freeze()
             self._watch_progress(step)
         except Exception as error:
@@ -216,11 +271,12 @@ class Engine:
             counts = f"{len(self._waiting)} requests wait and {len(self._running)} run"
             raise ContractError(f"{what} for {self._idle_steps - 1} steps while {counts}")
 
-    def _compute(self, step: Step) -> Result | Exception:
+    def _compute(self, flight: Flight) -> Result | Exception:
+        step, future = flight.step, flight.future
         if not (step.chunks or step.swap_out):
             return Result([])  # copies and swap_in serve chunks
         try:
-            result = self._runner.run(step)
+            result = self._runner.run(step) if future is None else future.result()
             self._failed_steps = 0
             return result
         except Exception as error:
@@ -230,22 +286,33 @@ class Engine:
             log.exception("a step of %d requests failed; they get an error, the others go on", len(step.chunks))
             return error
 
-    def _account(self, step: Step, result: Result, began: float, now: float) -> list[Output]:
-        self._swapper.done()
-        index, num_tokens, outputs, size = 0, 0, [], self.info.block_size
+    def _account(self, flight: Flight, result: Result, now: float) -> list[Output]:
+        ahead = flight.future is not None
+        if not ahead:
+            self._swapper.done()
+        index, lost, num_tokens, outputs, size = 0, 0, 0, [], self.info.block_size
         waiting, publish, tokens = self._waiting, self._blocks.publish, result.tokens
         plain = not (result.scores or result.logprobs or result.errors)
-        for request, start, count, samples in step.chunks:
-            if request.id in waiting:
-                self._admit(request, start, began)
+        for request, start, count, samples in flight.step.chunks:
             num_tokens += count
-            end = request.num_computed = start + count
+            end = start + count
+            if not ahead:
+                if request.id in waiting:
+                    self._admit(request, start, flight.draft.now)
+                request.num_computed = end
+            elif request.finish is None:
+                if request.tokens[-1] == PENDING:
+                    request.tokens.pop()
+            else:
+                lost += samples and index not in result.errors
+                index += samples
+                continue
             furthest = request.furthest
             if end > furthest:
                 request.furthest = end
             if start < furthest:
                 self.stats.recomputed_tokens += min(end, furthest) - start
-            if end % size < count:  # a block became full
+            if end % size < count and request.blocks:  # a block became full, and was not taken away since
                 publish(request)
             if not (samples and plain):
                 outputs += self._result_of(request, end, index if samples else None, result, now)
@@ -260,7 +327,7 @@ class Engine:
                 outputs.append(_new(Output, (request.id, (token,), None, (), (), None, request.num_cached, None)))
             else:
                 outputs.append(self._output(request, (token,), _verdict(request, token), (), (), None, now))
-        self.stats.generated_tokens += index - len(result.errors)
+        self.stats.generated_tokens += index - lost - len(result.errors)
         self.stats.num_steps += 1
         self.stats.step_tokens = num_tokens
         return outputs
@@ -320,19 +387,22 @@ class Engine:
         timing = Timing(request.arrived, request.scheduled_at, request.first_token_at, now) if finish else None
         if finish:
             self._running.pop(request.id, None)
+            self._waiting.pop(request.id, None)
             self._finish(request, finish)
         return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
 
-    def _fail(self, step: Step, error: Exception, now: float) -> list[Output]:
+    def _fail(self, flight: Flight, error: Exception, now: float) -> list[Output]:
         """The forward pass failed: its requests end with an error, whose cause may be any of them."""
-        self._swapper.undo()
+        if flight.future is None:
+            self._swapper.undo()
         message = f"the step failed: {type(error).__name__}: {error}"
-        for chunk in step.chunks:
-            self._waiting.pop(chunk.request.id, None)
-        return [self._output(chunk.request, (), Finish.ERROR, (), (), message, now) for chunk in step.chunks]
+        lost = [chunk.request for chunk in flight.step.chunks if chunk.request.finish is None]
+        return [self._output(request, (), Finish.ERROR, (), (), message, now) for request in lost]
 
     def _finish(self, request: Request, why: Finish) -> None:
         request.finish = why
+        if request.tokens[-1] == PENDING:
+            request.tokens.pop()
         if request.keep and why in (Finish.STOP, Finish.LENGTH):
             self._kept[request.id] = request
         else:

@@ -7,6 +7,7 @@ Each is a dataclass whose fields are its options and whose methods satisfy one o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -333,6 +334,17 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class AsyncRunner(Protocol):
+    """Optional, for a runner that computes one step while the engine schedules the next."""
+
+    def submit(self, step: Step) -> Future[Result] | None:
+        """Compute a step behind all those before it. Its requests are read now: they change afterwards. A token that is
+        PENDING is what the step submitted last samples for its request. None: the engine must wait for that token, then
+        `run` the step; always so for a step that moves blocks, or has no chunks."""
+        ...
+
+
 class ModelRunner(Runner, Protocol):
     """Computes them with a model, over caches it keeps."""
 
@@ -346,8 +358,9 @@ class ModelRunner(Runner, Protocol):
         machine; returns `info` as the model must be loaded. `limits.max_model_len` is set."""
         ...
 
-    def room(self, model: Model) -> tuple[int, str]:
-        """Bytes the key/value cache may take beside the model and the largest step; the rule behind it, in words."""
+    def room(self, model: Model, attention: AttentionBackend[Any, Any], spec: KVSpec) -> tuple[int, str]:
+        """Blocks of a cache as `spec`, which has one, that fit beside the model and the largest step, but no more than
+        `limits` can fill; and the note that says by which rule. Raises ModelError when there is no room."""
         ...
 
     def start(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 NO_BIAS: Mapping[int, float] = {}
+PENDING = -1  # stands for a token that is being computed
 
 
 class ContractError(Exception):

@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnout.core import Batch, Chunk
+from turnout.core import PENDING, Batch, Chunk
 
 
 class Laid(NamedTuple):
     """B requests, T tokens; the fields of `Batch`, and what the rows of logits are for."""
 
+    chunks: Sequence[Chunk]  # [B]
     tokens: NDArray[np.int64]  # [T]
     positions: NDArray[np.int64]  # [T]
     slots: NDArray[np.int64]  # [T]
@@ -34,6 +35,13 @@ class Laid(NamedTuple):
     query_lens: tuple[int, ...]  # [B]
     sampled: list[Chunk]  # the chunks that sample
     scored: list[tuple[Chunk, int, int]]  # (chunk, first, last + 1 position) to score
+
+    @property
+    def unknown(self) -> list[tuple[int, str]]:
+        """Rows whose token is PENDING, and the requests they belong to."""
+        rows = np.flatnonzero(self.tokens == PENDING).tolist()
+        owners = np.searchsorted(self.query_start, rows, side="right") - 1
+        return [(row, self.chunks[owner].request.id) for row, owner in zip(rows, owners, strict=True)]
 
     def batch(self, device: torch.device) -> Batch:
         def there(values: NDArray[Any]) -> Tensor:
@@ -87,6 +95,7 @@ def lay(chunks: Sequence[Chunk], block_size: int) -> Laid:
     owner = np.repeat(np.arange(len(counts)), count_)
     positions = np.arange(len(tokens)) - query_start[owner] + start_[owner]
     return Laid(
+        chunks=chunks,
         tokens=np.frombuffer(tokens, dtype=np.int64),
         positions=positions,
         slots=table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size,

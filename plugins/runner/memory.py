@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
-from turnout.core import Limits, Model, ModelInfo
+from turnout.core import AttentionBackend, KVSpec, Limits, Model, ModelError, ModelInfo
+
+
+def fitting(
+    info: ModelInfo, limits: Limits, attention: AttentionBackend[Any, Any], spec: KVSpec, free: int, rule: str
+) -> tuple[int, str]:
+    """How many blocks as `spec`'s one fit into `free` bytes, at most what all seats at full length need. Raises
+    ModelError with the `rule` that left none."""
+    assert limits.max_model_len is not None
+    caches = attention.allocate(spec, info.dtype, info.device)
+    per_block = sum(t.nbytes for cache in caches for t in (cache if isinstance(cache, tuple) else (cache,)))
+    num_blocks = min(free // per_block, limits.max_num_seqs * -(-limits.max_model_len // spec.block_size))
+    if num_blocks < 1:
+        raise ModelError(
+            f"no memory is left for the key/value cache: one block takes {per_block / 2**20:.1f} MiB, {rule} leaves "
+            f"{max(free, 0) / 2**20:.1f} MiB; raise that share, or set blocks.num_blocks"
+        )
+    return num_blocks, f"key/value cache: {num_blocks * per_block / 2**30:.2f} GiB, by {rule}"
 
 
 def room(info: ModelInfo, limits: Limits, model: Model, replays: bool) -> tuple[int, str]:

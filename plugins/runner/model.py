@@ -1,8 +1,13 @@
-"""Runs steps with a model in this process: moves blocks, computes, samples. It owns the caches and knows no queue."""
+"""Runs steps with a model in this process: moves blocks, computes, samples. It owns the caches and knows no queue.
+
+With `async_scheduling` one worker thread computes, step after step, while the engine accounts for the step before and
+schedules the next; the token a request does not know yet is filled in there from the step before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,13 +26,14 @@ from turnout.core import (
     Move,
     Progress,
     Result,
+    Sampling,
     Step,
 )
 from turnout.plugins.runner.compiled import Compiled, missing_compiler
 from turnout.plugins.runner.forward import Eager, Forward, Layers
 from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder
-from turnout.plugins.runner.layout import lay
-from turnout.plugins.runner.memory import room
+from turnout.plugins.runner.layout import Laid, lay
+from turnout.plugins.runner.memory import fitting, room
 from turnout.plugins.runner.sampler import sample, score
 
 MODES = ("eager", "compile", "graphs")
@@ -38,6 +44,7 @@ class LocalRunner:
     """Runs steps in this process, on one device."""
 
     mode: str = "eager"
+    async_scheduling: bool = False
 
     recorder: ClassVar[type[Recorder]] = CudaRecorder
 
@@ -64,9 +71,10 @@ class LocalRunner:
         self._info, self._limits, self._progress = info, limits, progress
         return replace(info, traced=self.mode == "compile")
 
-    def room(self, model: Model) -> tuple[int, str]:
+    def room(self, model: Model, attention: AttentionBackend[Any, Any], spec: KVSpec) -> tuple[int, str]:
         assert self._limits is not None
-        return room(self._info, self._limits, model, self.replays)
+        free, rule = room(self._info, self._limits, model, self.replays)
+        return fitting(self._info, self._limits, attention, spec, free, rule)
 
     def start(
         self,
@@ -79,6 +87,8 @@ class LocalRunner:
     ) -> None:
         """Raises ModelError where the model can't be traced, or recorded, as the mode wants it."""
         self._spec, self._device = spec, device
+        self._worker = ThreadPoolExecutor(1, "turnout-runner") if self.async_scheduling else None
+        self._last: dict[str, int] = {}  # the tokens of the step submitted last
         if self.replays:
             spec = replace(spec, num_blocks=spec.num_blocks + 1)  # the last is nobody's: padding is written there
         self._layers = Layers(attention, spec, dtype, device)
@@ -100,16 +110,36 @@ class LocalRunner:
             return Graphs(model, self._layers, eager, most, self._limits.max_model_len, recorder, self._progress)
         return eager
 
-    @torch.inference_mode()
     def run(self, step: Step) -> Result:
         """Moves first, then one forward pass over all chunks."""
+        return self._run(step) if self._worker is None else self._worker.submit(self._run, step).result()
+
+    @torch.inference_mode()
+    def _run(self, step: Step) -> Result:
         self._move(step.swap_out, step.copies, step.swap_in)
-        if not step.chunks:
-            return Result([])
-        laid = lay(step.chunks, self._spec.block_size)
-        logits = self._forward(laid)
-        sampled = laid.sampled
-        tokens, logprobs, errors = sample(logits[: len(sampled)], [c.request for c in sampled])
+        return self._computed(lay(step.chunks, self._spec.block_size)) if step.chunks else Result([])
+
+    def submit(self, step: Step) -> Future[Result] | None:
+        """Nothing to move, and nobody's sampling may look at tokens: they are written to meanwhile."""
+        if self._worker is None or not step.chunks or step.swap_out or step.copies or step.swap_in:
+            return None
+        if any(_looks_back(chunk.request.sampling) for chunk in step.chunks):
+            return None
+        return self._worker.submit(self._run_behind, lay(step.chunks, self._spec.block_size))
+
+    @torch.inference_mode()
+    def _run_behind(self, laid: Laid) -> Result:
+        for row, request_id in laid.unknown:
+            laid.tokens[row] = self._last.get(request_id, 0)  # one without a token has failed: what it computes is lost
+        self._last = {}
+        result = self._computed(laid)
+        self._last = dict(zip((chunk.request.id for chunk in laid.sampled), result.tokens, strict=True))
+        return result
+
+    def _computed(self, laid: Laid) -> Result:
+        logits, sampled = self._forward(laid), laid.sampled
+        requests, num_done = [c.request for c in sampled], [c.end - c.request.num_prompt for c in sampled]
+        tokens, logprobs, errors = sample(logits[: len(sampled)], requests, num_done)
         return Result(tokens, logprobs, errors, _scores(logits, len(sampled), laid.scored))
 
     def _move(self, out: Sequence[Move], copies: Sequence[Move], back: Sequence[Move]) -> None:
@@ -139,6 +169,11 @@ class LocalRunner:
                 for move in moves:
                     to[move.target].copy_(from_[move.source], non_blocking=True)
         current.wait_stream(self._side)
+
+
+def _looks_back(sampling: Sampling) -> bool:
+    changed = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+    return bool(changed) or sampling.prompt_logprobs is not None
 
 
 def _like_on_host(tensor: Tensor, num_blocks: int) -> Tensor:

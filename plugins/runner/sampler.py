@@ -53,18 +53,22 @@ SCORED_AT_ONCE = 128  # rows; bounds the float32 copies made for a long prompt
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict[int, Logprobs], dict[int, str]]:
+def sample(
+    logits: Tensor, requests: Sequence[Request], num_done: Sequence[int] | None = None
+) -> tuple[list[int], dict[int, Logprobs], dict[int, str]]:
     """One token per row; the log-probabilities of the rows that ask for them; what went wrong, by row.
 
-    logits: any float dtype [S, vocab], one row per request, not changed. A row with an error has token 0.
+    logits: any float dtype [S, vocab], one row per request, not changed. A row with an error has token 0. `num_done`:
+    how many tokens each has generated, where the requests have changed since.
     """
+    num_done = [request.num_generated for request in requests] if num_done is None else num_done
     asking = [row for row, request in enumerate(requests) if not request.sampling.plain]
     tokens = _greedy(logits)[0] if len(asking) < len(requests) else [BROKEN] * len(requests)
     logprobs: dict[int, Logprobs] = {}
     if asking:
-        chosen = _choose(copy(logits, asking), [requests[row] for row in asking])
+        chosen = _choose(copy(logits, asking), [requests[row] for row in asking], [num_done[row] for row in asking])
         for row, token in zip(asking, chosen, strict=True):
-            forced, done = requests[row].sampling.forced, requests[row].num_generated
+            forced, done = requests[row].sampling.forced, num_done[row]
             tokens[row] = forced[done] if done < len(forced) and token != BROKEN else token
         marked = [row for row in asking if requests[row].sampling.logprobs is not None and tokens[row] != BROKEN]
         wanted = [requests[row].sampling.logprobs or 0 for row in marked]
@@ -90,7 +94,7 @@ def score(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Logprobs]
     return found
 
 
-def uniform(request: Request) -> float:
+def uniform(request: Request, num_done: int | None = None) -> float:
     """The number in [0, 1) that draws the request's next token: SplitMix64 at (seed, tokens generated so far).
 
     Without a seed it is another stream for each request in each process.
@@ -98,7 +102,8 @@ def uniform(request: Request) -> float:
     seed = request.sampling.seed
     if seed is None:
         seed = hash((request.id, request.arrived)) ^ _PROCESS_KEY
-    state = _mix(seed + _GOLDEN) + (request.num_generated + 1) * _GOLDEN
+    done = request.num_generated if num_done is None else num_done
+    state = _mix(seed + _GOLDEN) + (done + 1) * _GOLDEN
     return (_mix(state) >> 12) * 2.0**-52  # 52 bits: times any sum it stays below that sum
 
 
@@ -120,34 +125,35 @@ def _greedy(x: Tensor) -> tuple[list[int], Tensor]:
     return tokens, top
 
 
-def _choose(x: Tensor, requests: Sequence[Request]) -> list[int]:
+def _choose(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> list[int]:
     """One token per row of `x`, float32 [R, vocab], ours to change. BROKEN where there is none."""
-    _adjust(x, requests)
+    _adjust(x, requests, num_done)
     tokens, top = _greedy(x)
     drawn = [row for row, token in enumerate(tokens) if token != BROKEN and not requests[row].sampling.greedy]
     if drawn:
-        chosen = _draw(pick(x, drawn), pick(top, drawn), [requests[row] for row in drawn])
+        numbers = [uniform(requests[row], num_done[row]) for row in drawn]
+        chosen = _draw(pick(x, drawn), pick(top, drawn), [requests[row].sampling for row in drawn], np.array(numbers))
         for row, token in zip(drawn, chosen, strict=True):
             tokens[row] = token
     return tokens
 
 
-def _adjust(x: Tensor, requests: Sequence[Request]) -> None:
+def _adjust(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> None:
     """Apply penalties, bias and bans in place, one scatter per kind. NaN stays NaN, under a ban too."""
     seen: list[tuple[int, Ids, Floats]] = []  # (row, ids, what their logits are divided or multiplied by)
     added: list[tuple[int, Ids, Floats]] = []  # (row, ids, what is added)
-    for row, request in enumerate(requests):
+    for row, (request, done) in enumerate(zip(requests, num_done, strict=True)):
         s = request.sampling
         if s.repetition_penalty != 1.0:
             ids = np.array(request.tokens, dtype=np.int64)
             seen.append((row, ids, np.full(len(ids), s.repetition_penalty, dtype=np.float32)))
-        if (s.presence_penalty or s.frequency_penalty) and request.num_generated:
+        if (s.presence_penalty or s.frequency_penalty) and done:
             ids, counts = np.unique(request.tokens[request.num_prompt :], return_counts=True)
             added.append((row, ids, (-s.presence_penalty - s.frequency_penalty * counts).astype(np.float32)))
         if s.logit_bias:
             ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64)
             added.append((row, ids, np.fromiter(s.logit_bias.values(), dtype=np.float32)))
-        if s.stop_ids and request.num_generated < s.min_tokens:
+        if s.stop_ids and done < s.min_tokens:
             ids = np.fromiter(s.stop_ids, dtype=np.int64)
             added.append((row, ids, np.full(len(ids), -np.inf, dtype=np.float32)))
     if seen:
@@ -165,17 +171,15 @@ def _scattered(parts: list[tuple[int, Ids, Floats]], device: torch.device) -> tu
     return (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)), torch.from_numpy(values).to(device)
 
 
-def _draw(x: Tensor, top: Tensor, requests: Sequence[Request]) -> list[int]:
-    """One token per row, by each request's own number. `top` [R] is the finite maximum of each row of `x`."""
-    samplings = [request.sampling for request in requests]
+def _draw(x: Tensor, top: Tensor, samplings: Sequence[Sampling], numbers: Doubles) -> list[int]:
+    """One token per row, by its number in [0, 1). `top` [R] is the finite maximum of each row of `x`."""
     weights = weigh(x, top, [s.temperature for s in samplings])
     sums = chunk_sums(weights)
-    numbers = np.array([uniform(request) for request in requests])
     cut = [row for row, s in enumerate(samplings) if s.top_p < 1.0 or s.min_p > 0.0 or 0 < s.top_k < x.shape[1]]
-    whole = [row for row in range(len(requests)) if row not in set(cut)] if cut else list(range(len(requests)))
+    whole = [row for row in range(len(samplings)) if row not in set(cut)] if cut else list(range(len(samplings)))
     tokens = dict(zip(whole, _draw_whole(weights, sums, whole, numbers), strict=True))
     tokens.update(_draw_cut(weights, sums.sum(axis=1), cut, samplings, numbers))
-    return [tokens[row] for row in range(len(requests))]
+    return [tokens[row] for row in range(len(samplings))]
 
 
 def _draw_whole(weights: Tensor, sums: Doubles, rows: Sequence[int], numbers: Doubles) -> list[int]:
