@@ -53,6 +53,7 @@ class TestFlex(AttentionContract):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch, in its own compiler
 @pytest.mark.skipif(FlexAttention.obstacle() is not None, reason=f"{FlexAttention.obstacle()}")
 @pytest.mark.parametrize("case", list(selected_cases(FlexAttention.capabilities)), ids=lambda case: case.name)
 def test_compiled_for_this_cpu_it_errs_no_more(case: AttentionCase) -> None:
