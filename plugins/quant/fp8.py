@@ -28,7 +28,7 @@ NOT_CONVERTED = ("modules_to_not_convert", "ignored_layers")
 
 @dataclass
 class Fp8:
-    """`kernel`: "scaled_mm" (a GPU with 8-bit floats), "torch" (anywhere), or "auto". On the fly: `skip`, patterns of
+    """`kernel`: "scaled_mm" (a GPU with 8-bit floats), "triton" (a GPU), "torch" (anywhere), or "auto". On the fly: `skip`, patterns of
     layers that stay float; `head`, quantize the output layer too. A checkpoint says itself what is quantized."""
 
     kernel: str = "auto"
@@ -41,11 +41,15 @@ class Fp8:
         if self.kernel not in fp8_linear.KERNELS:
             raise ValueError(f"quant.kernel must be one of {', '.join(fp8_linear.KERNELS)}, got {self.kernel!r}")
         self._settings: Mapping[str, Any] | None = None
-        self._dtype = torch.float32
+        self._dtype, self._traced = torch.float32, False
         self._used: Counter[str] = Counter()
 
     def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
-        self._settings, self._dtype = settings, info.dtype
+        self._settings, self._dtype, self._traced = settings, info.dtype, info.traced
+        if info.traced and self.kernel == "triton":
+            raise ModelError(
+                "quant.kernel=triton is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
+            )
         if settings is None:
             return
         if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -80,7 +84,8 @@ class Fp8:
             made = Fp8Linear(codes, scales, codes.shape[1], Activations.TOKEN, tensors.get("bias"))
         if made is None:
             return Unquantized().linear(name, {leaf: tensor.to(self._dtype) for leaf, tensor in tensors.items()})
-        made.kernel = fp8_linear.pick(self.kernel, made)
+        kernel = fp8_linear.pick(self.kernel, made)
+        made.kernel = "torch" if kernel == "triton" and self._traced else kernel
         self._used[made.kernel] += 1
         return made
 

@@ -3,12 +3,14 @@
 Activations are rounded to 8-bit floats too, with scales as `Activations` says: what a GPU's matrix units multiply. A
 device without them rounds the same way and multiplies in floats, so answers agree. Weights stay 8-bit in memory. It
 knows no checkpoint format. "torch" widens some rows of the weights at a time and runs anywhere; "scaled_mm" is
-`torch._scaled_mm`, on GPUs with 8-bit floats, for scales that cover whole rows.
+`torch._scaled_mm`, on GPUs with 8-bit floats, for scales that cover whole rows; "triton" is ours (scaled_triton.py), on
+any GPU, for blocks too.
 """
 
 from __future__ import annotations
 
 import enum
+import importlib.util
 from collections.abc import Sequence
 from typing import Self
 
@@ -22,7 +24,7 @@ CODE = torch.float8_e4m3fn
 LARGEST = 448.0  # of a code
 LEAST = 1e-30  # a row whose largest entry is below this counts as zeros
 SCRATCH = 1 << 20  # weights widened at once: 4 MiB
-KERNELS = ("auto", "scaled_mm", "torch")
+KERNELS = ("auto", "scaled_mm", "torch", "triton")
 OLDEST = (8, 9)  # compute capability with 8-bit floats
 
 
@@ -101,6 +103,8 @@ class Fp8Linear(nn.Module):
         flat = x.reshape(-1, self.in_features).to(torch.float32)
         if self.kernel == "scaled_mm":
             out = _scaled_mm(self, flat)
+        elif self.kernel == "triton":
+            out = _triton(self, flat)
         else:
             out = _in_floats(self, rounded(flat, self))
         if self.bias is not None:
@@ -138,14 +142,15 @@ class Fp8Linear(nn.Module):
 
 def pick(kernel: str, layer: Fp8Linear) -> str:
     """The kernel that `kernel` stands for on the layer's device. Raises ModelError where it can't compute the layer."""
-    why = _obstacle(layer)
-    if kernel == "scaled_mm" and why:
-        raise ModelError(f"quant.kernel=scaled_mm can't be had here: {why}; choose quant.kernel=torch")
-    return "scaled_mm" if kernel != "torch" and not why else "torch"
+    obstacles = {"scaled_mm": _no_scaled_mm(layer), "triton": _no_triton(layer), "torch": None}
+    if kernel == "auto":
+        return next(name for name, why in obstacles.items() if why is None)
+    if why := obstacles[kernel]:
+        raise ModelError(f"quant.kernel={kernel} can't be had here: {why}; choose quant.kernel=torch")
+    return kernel
 
 
-def _obstacle(layer: Fp8Linear) -> str | None:
-    """Why `torch._scaled_mm` can't compute the layer."""
+def _no_scaled_mm(layer: Fp8Linear) -> str | None:
     device = layer.codes.device
     if device.type != "cuda":
         return f"torch multiplies 8-bit floats on a GPU, and the model is on {device.type}"
@@ -158,6 +163,16 @@ def _obstacle(layer: Fp8Linear) -> str | None:
     if layer.activations is Activations.FLOAT:
         return "its activations stay floats"
     return None
+
+
+def _no_triton(layer: Fp8Linear) -> str | None:
+    if layer.codes.device.type != "cuda":
+        return f"Triton's kernels run on a GPU, and the model is on {layer.codes.device.type}"
+    if layer.activations in (Activations.FLOAT, Activations.FIXED):
+        return f"it rounds activations by one scale for {layer.activations.value}"
+    if layer.scales.shape[1] > 1 and layer.block % 32:
+        return f"blocks must be multiples of 32 inputs, and they are {layer.block}"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
 def encoded(x: Tensor, layer: Fp8Linear) -> tuple[Tensor, Tensor]:
@@ -192,6 +207,13 @@ def _in_floats(layer: Fp8Linear, x: Tensor) -> Tensor:
         stop = min(start + step, layer.out_features)
         out[:, start:stop] = F.linear(x, layer.rows(start, stop))
     return out
+
+
+def _triton(layer: Fp8Linear, x: Tensor) -> Tensor:
+    from turnout.plugins.quant.scaled_triton import encode, product
+
+    block = layer.block if layer.scales.shape[1] > 1 else None
+    return product(encode(x, CODE, block), layer.codes, layer.scales, block, torch.float32)
 
 
 def _scaled_mm(layer: Fp8Linear, x: Tensor) -> Tensor:

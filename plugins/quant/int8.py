@@ -21,7 +21,7 @@ from turnout.plugins.quant.none import Unquantized
 @dataclass
 class Int8:
     """Weights become int8 as they load, each output with its own scale; activations are quantized a token at a time as
-    they come. `kernel`: "native" (a CPU), "torch" (anywhere), or "auto". `skip`: patterns of layers that stay float.
+    they come. `kernel`: "native" (a CPU), "triton" (a GPU), "torch" (anywhere), or "auto". `skip`: patterns of layers that stay float.
     `head`: quantize the output layer too."""
 
     kernel: str = "auto"
@@ -37,13 +37,13 @@ class Int8:
 
     def kernels(self) -> str:
         """What multiplies, where it is native code."""
-        return native.kernels() if self._kernel != "torch" else ""
+        return native.kernels() if self._kernel in ("auto", "native") else ""
 
     def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
         """A model that torch.compile traces can't call native kernels."""
-        if info.traced and self.kernel == "native":
+        if info.traced and self.kernel in ("native", "triton"):
             raise ModelError(
-                "quant.kernel=native is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
+                f"quant.kernel={self.kernel} is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
             )
         self._kernel = "torch" if info.traced else self.kernel
 

@@ -2,14 +2,15 @@
 
     out[t, o] = (sum over i of x_codes[t, i] * codes[o, i]) * x_scales[t] * scales[o] + bias[o]
 
-The sum is exact in int32. "native" computes it in our C++ kernels on a CPU (plugins/native/int8.cpp), "torch" by
-`torch._int_mm`: the reference, on any device. Neither knows a checkpoint format. The scales are those of LLM.int8()'s
+The sum is exact in int32. "native" computes it in our C++ kernels on a CPU (plugins/native/int8.cpp), "triton" in ours
+on a GPU (scaled_triton.py), "torch" by `torch._int_mm`: the reference, on any device. Neither knows a checkpoint format. The scales are those of LLM.int8()'s
 vector-wise quantization (arXiv 2208.07339), with every column in 8 bits: none is kept apart as an outlier.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Sequence
 from typing import Self
 
@@ -21,7 +22,7 @@ from turnout.core import ModelError
 from turnout.plugins import native
 from turnout.plugins.native.linear import NativeLinear
 
-KERNELS = ("auto", "native", "torch")
+KERNELS = ("auto", "native", "torch", "triton")
 MOST_INPUTS = 1 << 16  # beyond, 255 * 128 * inputs leaves int32
 LEAST = 1e-30  # a row whose largest entry is below this counts as zeros
 PANEL, STEP, OFFSET = 16, 64, 128  # of the native layout
@@ -58,12 +59,25 @@ def make(
     Raises ModelError where `kernel` can't compute it."""
     if codes.shape[1] > MOST_INPUTS:
         raise ModelError(f"{name} has {codes.shape[1]} inputs; int32 holds the sums of at most {MOST_INPUTS}")
-    on_cpu, obstacle = codes.device.type == "cpu", native.obstacle()
-    if kernel == "native" and (not on_cpu or obstacle):
-        why = obstacle or f"{name} is on {codes.device}, and the native kernels run on a CPU"
-        raise ModelError(f"quant.kernel=native can't be had here: {why}; choose quant.kernel=torch")
-    kind = NativeInt8 if on_cpu and not obstacle and kernel != "torch" else TorchInt8
-    return kind(codes, scales, bias, fixed)
+    obstacles = {
+        "native": native.obstacle() or (f"{name} is on {codes.device}" if codes.device.type != "cpu" else None),
+        "triton": _no_triton(name, codes, fixed),
+        "torch": None,
+    }
+    if kernel == "auto":
+        kernel = next(one for one, why in obstacles.items() if why is None)
+    if why := obstacles[kernel]:
+        raise ModelError(f"quant.kernel={kernel} can't be had here: {why}; choose quant.kernel=torch")
+    kinds: dict[str, type[TorchInt8 | NativeInt8]] = {"native": NativeInt8, "triton": TritonInt8}
+    return kinds.get(kernel, TorchInt8)(codes, scales, bias, fixed)
+
+
+def _no_triton(name: str, codes: Tensor, fixed: Tensor | None) -> str | None:
+    if codes.device.type != "cuda":
+        return f"{name} is on {codes.device}, and Triton's kernels run on a GPU"
+    if fixed is not None:
+        return f"{name} has a fixed scale for its activations"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
 class TorchInt8(nn.Module):
@@ -99,6 +113,19 @@ class TorchInt8(nn.Module):
             return None
         codes, scales = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("codes", "scales"))
         return cls(codes, scales, _side_by_side(layers), layers[0].fixed)
+
+
+class TritonInt8(TorchInt8):
+    """The same on a GPU: rounding in one launch, product and scales in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from turnout.plugins.quant.scaled_triton import encode, product
+
+        rows = encode(x.reshape(-1, self.in_features), torch.int8)
+        out = product(rows, self.codes, self.scales[:, None], None, x.dtype)
+        if self.bias is not None:
+            out += self.bias.to(out.dtype)
+        return out.view(*x.shape[:-1], self.out_features)
 
 
 class _Data(ctypes.Structure):

@@ -11,6 +11,7 @@ import models
 import pytest
 import torch
 from exact import exact_logits, fp8_inputs, load_recorded
+from interpreting import NO_INTERPRETER
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -149,8 +150,19 @@ def test_a_gpus_product_gets_codes_and_the_scales_come_afterwards(monkeypatch: p
     assert calls == [6] * 4
 
 
+@pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+@pytest.mark.parametrize(("kind", "block"), [(Activations.TOKEN, None), (Activations.BLOCK, 32)])
+def test_tritons_kernels_give_what_the_reference_gives(kind: Activations, block: int | None) -> None:
+    layer, x = layer_of((50, 96), kind, block), torch.randn(2, 9, 96)
+    want = layer(x)
+    layer.kernel = "triton"
+    assert (layer(x) - want).abs().max() < 1e-4 * want.abs().max()
+    with pytest.raises(ModelError, match=r"quant.kernel=triton.*on cpu.*quant.kernel=torch"):
+        fp8_linear.pick("triton", layer)
+
+
 def test_the_kernel_must_be_known_and_able() -> None:
-    with pytest.raises(ValueError, match=r"quant.kernel must be one of auto, scaled_mm, torch, got 'native'"):
+    with pytest.raises(ValueError, match=r"quant.kernel must be one of auto, scaled_mm, torch, triton, got 'native'"):
         Fp8(kernel="native")
     with pytest.raises(ModelError, match=r"quant.kernel=scaled_mm.*on cpu.*quant.kernel=torch"):
         fp8_linear.pick("scaled_mm", layer_of((16, 32), Activations.TOKEN))

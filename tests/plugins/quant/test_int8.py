@@ -15,6 +15,7 @@ import torch
 from exact import exact_logits, load_recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreting import NO_INTERPRETER
 from torch import Tensor, nn
 
 from turnout.core import ModelError
@@ -25,7 +26,7 @@ from turnout.plugins.loader.native_layer import NativeForward
 from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.int8 import Int8
-from turnout.plugins.quant.int8_linear import NativeInt8, TorchInt8, _Data, make, pack, quantized, unpack
+from turnout.plugins.quant.int8_linear import NativeInt8, TorchInt8, TritonInt8, _Data, make, pack, quantized, unpack
 
 NO_NATIVE = native.obstacle()
 needs_native = pytest.mark.skipif(NO_NATIVE is not None, reason=f"native kernels: {NO_NATIVE}")
@@ -309,7 +310,7 @@ def test_a_loaded_model_takes_the_memory_its_sizes_say(tmp_path: Path) -> None:
 
 
 def test_the_kernel_must_be_known_and_able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"quant.kernel must be one of auto, native, torch, got 'cuda'"):
+    with pytest.raises(ValueError, match=r"quant.kernel must be one of auto, native, torch, triton, got 'cuda'"):
         Int8(kernel="cuda")
     codes, scales = quantized("it", torch.randn(4, 8))
     monkeypatch.setattr(native, "obstacle", lambda: "there is no C++ compiler")
@@ -344,3 +345,15 @@ def test_a_gpu_is_given_whole_eights_and_more_than_sixteen_rows(monkeypatch: pyt
     monkeypatch.setattr(int8_linear, "_on_gpu", lambda tensor: True)
     assert torch.equal(int8_linear._product(x, codes), want)
     assert asked == [(17, 40, 40, 56)]
+
+
+@pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+@pytest.mark.parametrize("bias", [False, True])
+def test_tritons_kernels_give_what_the_reference_gives(bias: bool) -> None:
+    layer = layer_of((50, 96), "torch", bias)
+    twin = TritonInt8(layer.codes, layer.scales, layer.bias, None)
+    x = torch.randn(2, 9, 96)
+    got, want = twin(x), layer(x)
+    assert got.shape == want.shape and (got - want).abs().mean() < 1e-4 * want.abs().max()
+    with pytest.raises(ModelError, match=r"quant.kernel=triton.*it is on cpu.*quant.kernel=torch"):
+        make("it", layer.codes, layer.scales, None, None, "triton")
