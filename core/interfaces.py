@@ -249,8 +249,8 @@ class RefreshingPlans(Protocol[PlanT_contra]):
     """Optional, for a backend with `capabilities.graphs`: its decode steps can be replayed as CUDA graphs."""
 
     def refresh(self, plan: PlanT_contra, batch: Batch, layer: LayerSpec, block_size: int) -> None:
-        """Bring a plan up to date in place: the tensors it was made of now hold another batch of as many requests and
-        tokens. Every kernel `run` launches for it stays the same, with the same addresses."""
+        """Bring a plan up to date in place: its tensors now hold another batch of as many requests and tokens. Called
+        before `run` is recorded, too: from then on `run` launches the same kernels, with the same addresses."""
         ...
 
 

@@ -24,6 +24,7 @@ def replayed(backend: AttentionBackend[Any, Any], case: AttentionCase) -> tuple[
     width = -(-max(*FIRST, *SECOND) // size)
     batch, inputs = batch_of(first, size, scene.device, width), scene.inputs(first)
     plan = backend.plan(batch, scene.layer, size)
+    backend.refresh(plan, batch, scene.layer, size)  # once before it is recorded, too
     backend.run(*inputs, scene.cache, plan, scene.sinks)
     graph = torch.cuda.CUDAGraph() if scene.device.type == "cuda" else None
     if graph is not None:

@@ -112,6 +112,7 @@ class Graphs:
     def _record(self, size: int) -> Recorded:
         batch = self._buffers(size)
         plans = self._layers.plan(batch)
+        self._layers.refresh(plans, batch)  # a backend may take buffers of its own for a plan that is replayed
         attend = self._layers.attend(plans)
         if self._logits is None:
             logits = self._model(batch.tokens, batch.positions, batch.logit_rows, attend)
