@@ -27,6 +27,7 @@ turnout: serve large language models, composed from plugins
   turnout ab b="[OVERRIDE, ...]"             what a change does to the answers and to the speed; exit code 0: nothing
   turnout bench [OVERRIDE ...]               how fast a composition is, here or behind a URL
   turnout tune [OVERRIDE ...]                a better composition for a workload and a goal, with the evidence
+  turnout quantize method=... out=FOLDER     a smaller checkpoint of a model, which other engines load too
   turnout plugins                            every choice of every slot, with its options
   turnout plugins doctor                     what cannot work here, and why
   turnout plugins check SLOT=NAME            does a plugin keep its contract?
@@ -76,10 +77,14 @@ def main(argv: list[str] | None = None) -> None:
             from turnout.server.tune.command import run as tune
 
             sys.exit(tune(args[1:]))
+        if args[0] == "quantize":
+            from turnout.server.quantize.command import run as quantize
+
+            sys.exit(quantize(args[1:]))
         if args[0] in TOOLS:
             sys.exit(_use(args[0], args[1:]))
         if args[0] not in COMMANDS:
-            known = (*COMMANDS, "simulate", "ab", "bench", "tune", *TOOLS, "plugins")
+            known = (*COMMANDS, "simulate", "ab", "bench", "tune", "quantize", *TOOLS, "plugins")
             raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(known)}")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:

@@ -50,6 +50,7 @@ def test_it_is_listed_with_its_package_version_and_options(fresh: Path) -> None:
 def test_it_keeps_its_contracts(fresh: Path) -> None:
     assert "0 failed" in run(fresh, "plugins", "check", "scheduler=sjf")
     assert "0 failed" in run(fresh, "plugins", "check", "attention=counted")
+    assert "0 failed" in run(fresh, "plugins", "check", "quant=nf4")
 
 
 def test_its_preset_composes(fresh: Path) -> None:
@@ -58,7 +59,7 @@ def test_its_preset_composes(fresh: Path) -> None:
 
 
 def test_it_serves(fresh: Path, serve: Callable[..., Served]) -> None:
-    overrides = ("scheduler=sjf", "scheduler.ageing=3", "attention=counted", "attention.every=1")
+    overrides = ("scheduler=sjf", "scheduler.ageing=3", "attention=counted", "attention.every=1", "quant=nf4")
     served = serve("dtype=float32", *overrides, command=fresh).ready()
     assert "Paris" in str(served.complete("The capital of France is"))
     info = served.http.get("/server_info").text

@@ -1,9 +1,10 @@
-"""A Turnout plugin: `scheduler=sjf`, `attention=counted`, `experiment=bursty`. Importing it imports nothing heavy."""
+"""A Turnout plugin: `scheduler=sjf`, `attention=counted`, `quant=nf4`, `experiment=bursty`. Importing it imports nothing heavy."""
 
 from typing import Any
 
-from turnout.core import AttentionBackend, Register, RegisterPresets, Scheduler, hookimpl
+from turnout.core import AttentionBackend, Quantizer, Register, RegisterPresets, Scheduler, hookimpl
 from turnout_example.counted import Counted
+from turnout_example.nf4 import NF4
 from turnout_example.sjf import SJF
 
 
@@ -15,6 +16,11 @@ def register_schedulers(register: Register[Scheduler]) -> None:
 @hookimpl
 def register_attention(register: Register[AttentionBackend[Any, Any]]) -> None:
     register("counted", Counted)
+
+
+@hookimpl
+def register_quantizers(register: Register[Quantizer]) -> None:
+    register("nf4", NF4)
 
 
 @hookimpl
