@@ -8,7 +8,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from turnout.core.config import Limits
+from turnout.core.types import Limits
 from turnout.server.simulate import synthetic
 from turnout.server.simulate.agents import Agents
 from turnout.server.simulate.analytic import Analytic
