@@ -111,10 +111,7 @@ class Auto:
     start says which, and why not the others."""
 
 
-AUTO_ORDER = {  # device type -> attention backends, best first; those that are not installed are passed over
-    "cpu": ("cpu", "torch"),
-    "cuda": ("flashinfer", "flash_attn", "triton", "flex", "torch"),
-}
+AUTO_ORDER = {"cpu": ("cpu", "torch"), "cuda": ("flashinfer", "flash_attn", "triton", "flex", "torch")}  # best first
 
 
 class Scheduler(Protocol):

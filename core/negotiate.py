@@ -24,10 +24,8 @@ def choose_attention(config: Config, info: ModelInfo, found: Plugins) -> str:
     if asked == "auto":
         passed: list[str] = []
         for name in AUTO_ORDER.get(kind, ("torch",)):
-            if name not in found.names("attention"):
-                passed.append(f"{name}, which no installed plugin offers")
-                continue
-            reasons = refusals(found.get("attention", name))
+            known = name in found.names("attention")
+            reasons = refusals(found.get("attention", name)) if known else ["no installed plugin offers it"]
             if not reasons:
                 config.attention = found.get("attention", name).component()
                 why = f"not {'; not '.join(passed)}" if passed else f"the best for {kind} that is installed"

@@ -65,7 +65,7 @@ def test_what_no_plugin_offers_is_passed_over_and_said(monkeypatch: pytest.Monke
     note = choose_attention(config, asked(), found)
     assert note.startswith("attention=auto chose torch: ")
     for name in AUTO_ORDER["cuda"][:-1]:
-        assert f"not {name}, which no installed plugin offers" in note
+        assert f"not {name}, since no installed plugin offers it" in note
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_where_nothing_can_every_reason_of_every_backend_is_given(monkeypatch: p
         choose_attention(config, asked(replace(LAYER, softcap=3.0, window=9)), found)
     for part in (
         "attention=auto found no backend for none",
-        "not flashinfer, which no installed plugin offers",
+        "not flashinfer, since no installed plugin offers it",
         "not triton, since the model has logit softcap",
         "not torch, since the model has sliding window",
     ):
