@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnout.core import ModelError
+from turnout.core import ModelError, plugins
 from turnout.plugins.loader.model import Info, Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 
@@ -42,7 +42,7 @@ def served(folder: Path) -> Model:
     return load(looked_at(folder), Unquantized())
 
 
-# Quantized checkpoints: no quantizer reads them yet
+# Quantized checkpoints for a quantizer that does not read them
 
 GPTQ = {
     f"{LAYER}.qweight": torch.zeros(4, 64, dtype=torch.int32),
@@ -98,6 +98,122 @@ def test_quantized_tensors_are_refused_though_the_configuration_does_not_mention
     save_file(stored | tensors, folder / "model.safetensors")
     with pytest.raises(ModelError, match=reason):
         served(folder)
+
+
+# Quantized checkpoints for the one that does
+
+FIXTURES = Path(__file__).parents[1] / "plugins" / "quant" / "fixtures"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Callable[[str], Path]:
+    """A copy to spoil of a small checkpoint that others' tools made."""
+    return lambda name: Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+
+
+def logits(folder: Path, dtype: str = "float32") -> Tensor:
+    """As quant=auto serves it."""
+    info = looked_at(folder, dtype)
+    assert info.quantization is not None
+    quantizer: Any = plugins.load().get("quant", info.quantization["quant_method"]).component(kernel="torch")
+    quantizer.prepare(info.quantization, info)
+    places = torch.arange(12)
+    with torch.inference_mode():
+        return load(info, quantizer)(places + 3, places, places, models.dense(info.layers, [12]))
+
+
+def change(folder: Path, tensors: dict[str, Tensor | None]) -> None:
+    """Replace tensors of a checkpoint; None drops one."""
+    stored = {**load_file(folder / "model.safetensors"), **tensors}
+    save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def relabel(folder: Path, **settings: Any) -> None:
+    before = json.loads((folder / "config.json").read_text())["quantization_config"]
+    models.edit_config(folder, quantization_config=before | settings)
+
+
+@pytest.mark.parametrize("label", ["gptq", "gptq_v2", None])
+def test_a_symmetric_gptq_checkpoint_gives_the_same_logits_whatever_its_label_says(
+    packed: Callable[[str], Path], label: str | None
+) -> None:
+    folder = packed("gptq-3-g64-sym")
+    before = logits(folder)
+    relabel(folder, checkpoint_format=label, format=label)
+    assert torch.equal(logits(folder), before)
+
+
+@pytest.mark.parametrize("name", ["awq-gemm-g32", "gptq-4-g32-asym-order", "ct-w4-g64-asym"])
+@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
+def test_a_packed_checkpoint_is_served_in_any_type(packed: Callable[[str], Path], name: str, dtype: str) -> None:
+    folder = packed(name)
+    truth, found = logits(folder, "float64"), logits(folder, dtype).double()
+    bounds = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.4}
+    assert (found - truth).abs().max() < bounds[looked_at(folder, dtype).dtype]
+
+
+def test_a_bias_that_a_packed_layer_lacks_is_missed(packed: Callable[[str], Path]) -> None:
+    folder = packed("gptq-8-row-sym")
+    change(folder, {"model.layers.0.self_attn.q_proj.bias": None})
+    with pytest.raises(ModelError, match="does not fit the model: it lacks model.layers.0.self_attn.q_proj.bias"):
+        logits(folder)
+
+
+def test_a_bias_the_model_has_no_place_for_must_be_zeros(packed: Callable[[str], Path]) -> None:
+    folder = packed("gptq-3-g64-sym")
+    before, name = logits(folder), f"{LAYER}.bias"
+    change(folder, {name: torch.zeros(128)})
+    assert torch.equal(logits(folder), before)
+    change(folder, {name: torch.ones(128)})
+    with pytest.raises(ModelError, match=f"it holds {name}, and the model has no bias there"):
+        logits(folder)
+
+
+def test_a_packed_layer_of_another_size_than_the_models_is_refused(packed: Callable[[str], Path]) -> None:
+    folder = packed("awq-gemm-g32")
+    stored = load_file(folder / "model.safetensors")
+    other = {
+        f"{LAYER}.{leaf}": stored[f"model.layers.1.self_attn.k_proj.{leaf}"] for leaf in ("qweight", "qzeros", "scales")
+    }
+    change(folder, dict(other))
+    with pytest.raises(ModelError, match=f"{LAYER} maps 64 inputs to 32 outputs, the model wants 64 to 128"):
+        logits(folder)
+
+
+@pytest.mark.parametrize("leaf", ["qweight", "qzeros", "scales"])
+def test_a_packed_layer_that_lacks_a_tensor_is_refused_by_name(packed: Callable[[str], Path], leaf: str) -> None:
+    folder = packed("awq-gemm-g32")
+    change(folder, {f"{LAYER}.{leaf}": None})
+    with pytest.raises(ModelError, match=f"{LAYER} is quantized but lacks"):
+        logits(folder)
+
+
+def test_a_packed_checkpoint_without_one_of_its_files_or_a_part_of_one_is_refused(
+    packed: Callable[[str], Path],
+) -> None:
+    folder = packed("gptq-4-g32-asym-order")
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    halves = {"a.safetensors": sorted(stored)[::2], "b.safetensors": sorted(stored)[1::2]}
+    for file, names in halves.items():
+        save_file({name: stored[name] for name in names}, folder / file)
+    index = {"weight_map": {name: file for file, names in halves.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    logits(folder)
+    whole = (folder / "b.safetensors").read_bytes()
+    (folder / "b.safetensors").write_bytes(whole[:-1000])
+    with pytest.raises(ModelError, match="b.safetensors"):
+        logits(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(ModelError, match="b.safetensors"):
+        logits(folder)
+
+
+def test_a_head_stored_packed_is_its_own_though_the_configuration_ties_it(packed: Callable[[str], Path]) -> None:
+    folder = packed("gptq-2-g32-asym-v2")
+    before = logits(folder)
+    models.edit_config(folder, tie_word_embeddings=True)
+    assert torch.equal(logits(folder), before)
 
 
 # Files that are not what they say
