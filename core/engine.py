@@ -24,7 +24,7 @@ from typing import NamedTuple
 from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Hooks
-from turnout.core.interfaces import AsyncRunner, BlockManager, Preemption, Runner, Scheduler, SharingBlocks
+from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler, SharingBlocks
 from turnout.core.swap import Swapper
 from turnout.core.types import (
     PENDING,
@@ -156,7 +156,8 @@ class Engine:
         """
         draft = self._draft(self._clock())
         step, scheduled = self._schedule(draft), self._clock()
-        future = self._runner.submit(step) if isinstance(self._runner, AsyncRunner) else None
+        submit = getattr(self._runner, "submit", None)  # isinstance(…, AsyncRunner) takes microseconds
+        future = None if submit is None else submit(step)
         if future is not None and self._sharing is not None:
             self._sharing.settle(True)  # there was nothing to move
         before, self._ahead, outputs, result = self._ahead, None, [], None
@@ -295,18 +296,18 @@ class Engine:
         plain = not (result.scores or result.logprobs or result.errors)
         for request, start, count, samples in flight.step.chunks:
             num_tokens += count
-            end = start + count
-            if not ahead:
-                if request.id in waiting:
-                    self._admit(request, start, flight.draft.now)
-                request.num_computed = end
-            elif request.finish is None:
+            if ahead:
+                if request.finish is not None:
+                    lost += samples and index not in result.errors
+                    index += samples
+                    continue
                 if request.tokens[-1] == PENDING:
                     request.tokens.pop()
+                end = start + count
             else:
-                lost += samples and index not in result.errors
-                index += samples
-                continue
+                if request.id in waiting:
+                    self._admit(request, start, flight.draft.now)
+                end = request.num_computed = start + count
             furthest = request.furthest
             if end > furthest:
                 request.furthest = end

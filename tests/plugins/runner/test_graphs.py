@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from engines import engine_on, words
+from interpreting import NO_INTERPRETER
 from models import VOCAB, one_thread, save
 from tape import Forgetful, Refreshing, Tape
 
 from turnout.core import KVSpec, Limits, ModelError, Request, Sampling
 from turnout.core.engine import Engine
 from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.attention.triton import TritonAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Swap
@@ -145,3 +148,34 @@ def test_a_backend_that_cannot_refresh_or_asks_the_device_is_refused(model: Mode
     for backend, why in ((TorchAttention(), "TorchAttention has no `refresh`"), (Asking(), "waits for the device")):
         with pytest.raises(ModelError, match=f"runner.mode=graphs .*{why}.*choose another attention"):
             started(model, Taped(), backend)
+
+
+@dataclass
+class Again:
+    """A recorder for kernels that no tape sees: what was recorded is called again, on the plans and buffers it had."""
+
+    device: ClassVar[str] = "cpu"
+
+    def __init__(self, device: torch.device) -> None: ...
+
+    def record(self, compute: Any) -> Any:
+        compute()
+        return torch.inference_mode()(compute)
+
+
+@dataclass
+class CalledAgain(Taped):
+    recorder: ClassVar[type[Recorder]] = Again
+
+
+@pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+def test_our_triton_kernels_read_the_buffers_they_were_recorded_with(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path, num_hidden_layers=1)
+    model = loading.load(replace(loading.inspect(str(folder), "float32", "cpu"), traced=True), Unquantized())
+    found = []
+    for runner, backend in ((LocalRunner(), TorchAttention()), (CalledAgain(), TritonAttention())):
+        engine = started(model, runner, backend)
+        asked = [Request(f"r{i}", words(2 + 3 * i, i, VOCAB), Sampling(0, max_tokens=3 + i)) for i in range(3)]
+        outputs = list(engine.generate(asked))
+        found.append({rid: [t for o in outputs if o.request_id == rid for t in o.tokens] for rid in ("r0", "r1", "r2")})
+    assert found[0] == found[1]
