@@ -121,6 +121,8 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
         native_ops.exchange(net)
         if info.passes_keywords:
             native_layer.exchange_layers(net)
+        for module in net.modules():
+            hasattr(module, "descriptor")  # weights are laid out for their kernel when it is asked for: now, not in a step
     model = Model(info, net)
     _check_rows(model)
     return model
