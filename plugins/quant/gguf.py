@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
+from turnout.plugins.formats.gguf.packed import Packed
 from turnout.plugins.loader import checkpoint
 from turnout.plugins.loader.shards import Source, Stored
 from turnout.plugins.quant import gguf_blocks
@@ -49,8 +50,6 @@ class Gguf:
         self._layers = Layers.of(self.kernel, self.activations, info)
 
     def source(self, info: ModelInfo, floats: Source, modules: frozenset[str]) -> Source:
-        from turnout.plugins.formats.gguf.packed import Packed
-
         file = checkpoint.source(info.path)
         assert file is not None, "`prepare` has seen it"
         try:
@@ -106,7 +105,7 @@ class Table(nn.Module):
 class _Mixed:
     """The packed matrices of a file; all the rest from its conversion in floats."""
 
-    def __init__(self, packed: Any, floats: Source) -> None:
+    def __init__(self, packed: Packed, floats: Source) -> None:
         self._packed, self._floats = packed, floats
         self.tensors = dict(floats.tensors)
         for name, matrix in packed.matrices.items():
@@ -115,5 +114,4 @@ class _Mixed:
             self.tensors[name] = Stored(packed.file, matrix.offset, size, torch.uint8, matrix.shape)
 
     def read(self, name: str) -> Tensor:
-        found: Tensor = self._packed.read(name) if name in self._packed.matrices else self._floats.read(name)
-        return found
+        return self._packed.read(name) if name in self._packed.matrices else self._floats.read(name)

@@ -48,6 +48,11 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 
+def _split(packed: Tensor, *sizes: int) -> Tensor:
+    """The last dimension as several."""
+    return packed.reshape(*packed.shape[:-1], *sizes)
+
+
 def _fifth(blocks: Tensor, at: int) -> Tensor:
     """A block's 32 high bits, [out, blocks, 32], as 16 or 0."""
     places = torch.arange(8, dtype=torch.uint8)
@@ -105,22 +110,22 @@ def _k(blocks: Tensor, values: Tensor, bits: int) -> Codes:
 
 
 def _q4_k(blocks: Tensor) -> Codes:
-    quads = blocks[..., 16:].unflatten(-1, (4, 32))  # each holds two sub-blocks
+    quads = _split(blocks[..., 16:], 4, 32)  # each holds two sub-blocks
     return _k(blocks, _nibbles(quads).flatten(-2), 4)
 
 
 def _q5_k(blocks: Tensor) -> Codes:
-    quads, high = blocks[..., 48:].unflatten(-1, (4, 32)), blocks[..., None, 16:48]
+    quads, high = _split(blocks[..., 48:], 4, 32), blocks[..., None, 16:48]
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     fifth = ((high >> places) & 1) << 4  # [out, blocks, 8, 32]: bit n of a byte is of sub-block n
     return _k(blocks, _nibbles(quads).flatten(-2) | fifth.flatten(-2), 5)
 
 
 def _q6_k(blocks: Tensor) -> Codes:
-    low = blocks[..., :128].unflatten(-1, (2, 64))  # each holds 128 weights: four times 32
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
+    low = _split(blocks[..., :128], 2, 64)  # each holds 128 weights: four times 32
+    high = _split(blocks[..., 128:192], 2, 1, 32)
     places = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
-    values = _nibbles(low).unflatten(-1, (4, 32)) | ((high >> places) & 3) << 4
+    values = _split(_nibbles(low), 4, 32) | ((high >> places) & 3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _half(blocks, 208).float()[..., None]
     return _around(_row(values), _rounded(_row(scales)), 32, 6, 16)
 
