@@ -87,6 +87,27 @@ def test_the_source_archive_builds_the_same_wheel(built: Path, wheel: zipfile.Zi
     assert sorted(zipfile.ZipFile(file).namelist()) == sorted(wheel.namelist())
 
 
+def test_a_wheel_carries_compiled_kernels_where_that_is_asked_for(
+    wheel: zipfile.ZipFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is one that makes empty files: what it is asked for, and where that goes, is what counts here."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "$@" >> "$0.log"\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TURNOUT_BUILD_NATIVE", "1")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    [file] = tmp_path.glob("*.whl")
+    levels = ("x86-64-v3", "x86-64-v4")
+    more = set(zipfile.ZipFile(file).namelist()) - set(wheel.namelist())
+    assert {name for name in more if ".dist-info/" not in name} == {
+        f"turnout/plugins/native/prebuilt/{level}.so" for level in levels
+    }
+    assert "-py3-none-" in file.name and not file.name.endswith("-any.whl"), "of one platform, for every Python"
+    asked = (tmp_path / "compiler.log").read_text()
+    assert all(f"-march={level} -shared" in asked for level in levels) and "attention.cpp" in asked
+
+
 def test_the_metadata_say_what_pip_and_people_need(metadata: Message, wheel: zipfile.ZipFile) -> None:
     assert (metadata["Name"], metadata["Requires-Python"]) == ("turnout", ">=3.11")
     assert metadata["License-Expression"] == "Apache-2.0"

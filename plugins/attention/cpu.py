@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -14,11 +16,36 @@ from torch import Tensor
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
 from turnout.plugins import native
 
-Cache = tuple[Tensor, Tensor]  # keys, values: each [num_blocks, block_size, kv_heads, head_dim]
+# keys [num_blocks, kv_heads, head_dim, block_size], values [num_blocks, kv_heads, block_size, v_head_dim]; of an 8-bit
+# cache also the scales of keys and of values, float32 [num_blocks, kv_heads, block_size]: value = code * scale
+Cache = tuple[Tensor, ...]
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as turnout_attend numbers them
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+LINE = 64  # bytes
+CACHES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # 0: as q
+
+
+class NativePlan(ctypes.Structure):
+    """What is the same for every layer; `struct Plan` of attention.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("table", "query_start", "kv_lens", "slots")),
+        *((name, ctypes.c_int64) for name in ("num_requests", "table_width", "num_tokens")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "v_dim", "block_size", "window", "threads")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    ]
+
+
+class NativeTensors(ctypes.Structure):
+    """One layer's data; `struct Tensors` of attention.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("q", "k", "v", "keys", "values", "k_scales", "v_scales", "sinks", "out")
+    ]
 
 
 class Plan(NamedTuple):
-    native: native.Plan
+    native: NativePlan
     v_dim: int
     batch: Batch  # its tensors must outlive the pointers
 
@@ -26,15 +53,17 @@ class Plan(NamedTuple):
 @dataclass
 class CpuAttention:
     """Own kernels in C++, compiled for this machine when first chosen: vectors as wide as it has, long key ranges split
-    over the threads. Computes in float32."""
+    over the threads. Computes in float32, whatever the model's dtype and the cache's."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         devices=frozenset({"cpu"}),
-        dtypes=frozenset({torch.float32}),
+        dtypes=frozenset(KINDS),
+        cache_dtypes=frozenset(CODES),
         window=True,
         softcap=True,
         sinks=True,
         v_head_dim=True,
+        batch_invariant=True,
     )
 
     @staticmethod
@@ -48,18 +77,23 @@ class CpuAttention:
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
         """Zeros whose pages take memory only when they are written. Raises NativeError when the kernels don't build."""
-        self._attend = native.library().turnout_attend
+        self._attend = _attend(native.library())
+        codes = CODES.get(spec.cache_dtype)
 
-        def one(layer: LayerSpec, size: int) -> Tensor:
-            shape = (spec.num_blocks, spec.block_size, layer.num_kv_heads, size)
-            return torch.from_numpy(np.zeros(math.prod(shape), dtype=np.float32)).view(shape)
+        def one(layer: LayerSpec) -> Cache:
+            rows = (spec.num_blocks, layer.num_kv_heads, spec.block_size)
+            keys = _zeros((*rows[:2], layer.head_dim, spec.block_size), codes or dtype)
+            values = _zeros((*rows, layer.v_head_dim or layer.head_dim), codes or dtype)
+            if codes is None:
+                return keys, values
+            return keys, values, _zeros(rows, torch.float32), _zeros(rows, torch.float32)
 
-        return [(one(layer, layer.head_dim), one(layer, layer.v_head_dim or layer.head_dim)) for layer in spec.layers]
+        return [one(layer) for layer in spec.layers]
 
     def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> Plan:
         v_dim = layer.v_head_dim or layer.head_dim
         return Plan(
-            native.Plan(
+            NativePlan(
                 batch.block_table.data_ptr(),
                 batch.query_start.data_ptr(),
                 batch.kv_lens.data_ptr(),
@@ -82,17 +116,29 @@ class CpuAttention:
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, plan: Plan, sinks: Tensor | None) -> Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        q, k, v = q.contiguous(), k.to(q.dtype).contiguous(), v.to(q.dtype).contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
-        out = torch.empty(q.shape[0], q.shape[1], plan.v_dim)
-        self._attend(
-            ctypes.byref(plan.native),
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            cache[0].data_ptr(),
-            cache[1].data_ptr(),
-            None if sinks is None else sinks.data_ptr(),
-            out.data_ptr(),
-        )
+        out = torch.empty(q.shape[0], q.shape[1], plan.v_dim, dtype=q.dtype)
+        tensors = (q, k, v, cache[0], cache[1], *(cache[2:] or (None, None)), sinks, out)
+        pointers = NativeTensors(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+        kept = cache[0].dtype
+        assert kept in CACHES or kept == q.dtype, f"a cache of {kept} for queries of {q.dtype}"
+        unknown = self._attend(ctypes.byref(plan.native), ctypes.byref(pointers), KINDS[q.dtype], CACHES.get(kept, 0))
+        assert not unknown, f"the kernels know no {q.dtype} over {kept}"
         return out
+
+
+@functools.cache
+def _attend(library: ctypes.CDLL) -> Callable[..., int]:
+    function = library.turnout_attend
+    function.argtypes = [ctypes.POINTER(NativePlan), ctypes.POINTER(NativeTensors), ctypes.c_int, ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """It begins at a cache line: vectors that cross lines take twice the time to load."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + LINE, dtype=np.uint8)
+    start = -room.ctypes.data % LINE
+    return torch.from_numpy(room[start : start + size]).view(dtype).view(shape)

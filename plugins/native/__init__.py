@@ -1,7 +1,8 @@
 """Our C++ kernels for the CPU, compiled for this machine when first used and kept. Importing this compiles nothing.
 
 The library has a plain C interface and is called with data pointers, so one build serves every torch and Python. Its
-threads come from the OpenMP runtime torch has loaded: a second one would fight it over the cores.
+threads come from the OpenMP runtime torch has loaded: a second one would fight it over the cores. Without a compiler, the
+best of the libraries that came with the package serves, if any did.
 """
 
 from __future__ import annotations
@@ -11,31 +12,19 @@ import functools
 import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 from turnout.plugins.cache import cache_folder
+from turnout.plugins.native import build
+from turnout.plugins.native.build import compiler as compiler
 
-FOLDER = Path(__file__).parent  # of the *.cpp and *.h
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
+FOLDER = build.FOLDER
+FLAGS = (*build.FLAGS, "-shared")
 REMEDY = "install a C++ compiler (Debian: apt-get install g++)"
 
 
 class NativeError(RuntimeError):
     """The kernels can't be had here; the message says why and what to do."""
-
-
-class Plan(ctypes.Structure):
-    """What is the same for every layer; `struct Plan` of attention.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("table", "query_start", "kv_lens", "slots")),
-        *((name, ctypes.c_int64) for name in ("num_requests", "width", "num_tokens")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "v_dim", "block_size", "window", "threads")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    ]
 
 
 class Layer(ctypes.Structure):
@@ -49,25 +38,26 @@ class Layer(ctypes.Structure):
     ]
 
 
-def compiler() -> str | None:
-    """The C++ compiler: $CXX, else g++ or clang++."""
-    wanted = os.environ.get("CXX")
-    return shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
-
-
 def obstacle() -> str | None:
     """Why the kernels can't be had here, found without compiling; None: they should be."""
     if os.name != "posix" or platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return f"the native kernels are not made for {platform.system()} on {platform.machine()}"
-    if compiler() is None:
-        return f"there is no C++ compiler to build its kernels with; {REMEDY}"
+    if compiler() is None and build.prebuilt() is None:
+        return (
+            f"its compiled kernels are absent and there is no C++ compiler to build them with; {REMEDY}, or a wheel of "
+            "turnout that carries them (made with TURNOUT_BUILD_NATIVE=1)"
+        )
     return None
 
 
 def kernels() -> str:
     """A name of the native code that runs here: another source, compiler or machine has another. Empty: none runs."""
-    tool = compiler()
-    return "" if obstacle() or tool is None else f"native {_key(tool)}"
+    if obstacle():
+        return ""
+    tool, ready = compiler(), build.prebuilt()
+    if tool is None and ready is not None:
+        return f"native {ready.stem} {hashlib.sha256(ready.read_bytes()).hexdigest()[:16]}"
+    return f"native {_key(str(tool))}"
 
 
 @functools.cache
@@ -80,7 +70,6 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise NativeError(f"the native kernels do not load: {error}") from error
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    found.turnout_attend.argtypes = [ctypes.POINTER(Plan), *[pointer] * 7]
     found.turnout_pack.argtypes = [pointer, pointer, number, number]
     found.turnout_panel.restype = number
     found.turnout_rms_norm.argtypes = [pointer, pointer, pointer, number, number, real, real, number]
@@ -88,46 +77,32 @@ def library() -> ctypes.CDLL:
     found.turnout_silu_mul.argtypes = [pointer, pointer, number, number, number]
     found.turnout_before_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 6, number]
     found.turnout_after_attention.argtypes = [ctypes.POINTER(Layer), *[pointer] * 3, number]
-    for name in ("attend", "before_attention", "after_attention", "pack", "rms_norm", "rotate", "silu_mul"):
+    for name in ("before_attention", "after_attention", "pack", "rms_norm", "rotate", "silu_mul"):
         getattr(found, f"turnout_{name}").restype = None
     return found
 
 
 def _built() -> Path:
-    why, tool = obstacle(), compiler()
-    if why or tool is None:
-        raise NativeError(why or REMEDY)
+    if why := obstacle():
+        raise NativeError(why)
+    tool, ready = compiler(), build.prebuilt()
+    if tool is None:
+        assert ready is not None
+        return ready
     target = cache_folder() / "native" / f"kernels-{_key(tool)}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        draft = Path(scratch) / target.name
-        done = subprocess.run(
-            [tool, *_flags(), "-o", str(draft), *map(str, sorted(FOLDER.glob("*.cpp")))],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise NativeError(f"{tool} could not compile the native kernels: {done.stderr.strip()[-600:]}")
-        draft.replace(target)  # whole or not at all, whoever else compiles at the same time
+    if not target.exists():
+        try:
+            build.compile_library(tool, _march(), target)
+        except build.CompileError as error:
+            raise NativeError(str(error)) from error
     return target
 
 
-def _flags() -> list[str]:
-    return [*FLAGS, f"-march={os.environ.get('TURNOUT_MARCH', 'native')}"]
+def _march() -> str:
+    return os.environ.get("TURNOUT_MARCH", "native")
 
 
 def _key(tool: str) -> str:
-    sources = [file.read_bytes() for file in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))]
-    return hashlib.sha256(b"".join(sources) + "\0".join([*_flags(), tool, _machine()]).encode()).hexdigest()[:16]
-
-
-def _machine() -> str:
-    """What the compiler's -march=native depends on: a cache may be shared between machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    parts = [file.read_bytes() for file in build.sources()]
+    made = "\0".join([*build.flags(_march()), tool, build.processor()])
+    return hashlib.sha256(b"".join(parts) + made.encode()).hexdigest()[:16]

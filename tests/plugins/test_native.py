@@ -172,6 +172,28 @@ def test_without_a_compiler_it_says_what_to_install(fresh: None, monkeypatch: py
     assert CpuAttention.obstacle() == native.obstacle()
 
 
+def test_without_a_compiler_the_best_library_that_came_along_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, other = native.library()._name, tmp_path / "x86-64-v4.so"
+    (tmp_path / "x86-64-v3.so").symlink_to(here)
+    monkeypatch.setattr(native.build, "PREBUILT", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(native.build, "features", lambda: native.build.AVX2)
+    native.library.cache_clear()
+    try:
+        assert native.obstacle() is None and "x86-64-v3" in native.kernels()
+        assert native.library().turnout_attend is not None
+        other.symlink_to(here)
+        assert "x86-64-v3" in native.kernels(), "better, but not for this machine"
+        monkeypatch.setattr(native.build, "features", lambda: native.build.AVX2 | native.build.AVX512)
+        assert "x86-64-v4" in native.kernels()
+        monkeypatch.setattr(native.build, "features", lambda: frozenset({"sse2"}))
+        assert "compiled kernels are absent" in str(native.obstacle())
+    finally:
+        native.library.cache_clear()
+
+
 def test_a_compiler_that_fails_is_quoted(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken-compiler"
     broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
