@@ -55,7 +55,7 @@ def _split(packed: Tensor, *sizes: int) -> Tensor:
 
 def _fifth(blocks: Tensor, at: int) -> Tensor:
     """A block's 32 high bits, [out, blocks, 32], as 16 or 0."""
-    places = torch.arange(8, dtype=torch.uint8)
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     return ((blocks[..., at : at + 4, None] >> places) & 1).flatten(-2) << 4
 
 
@@ -116,7 +116,7 @@ def _q4_k(blocks: Tensor) -> Codes:
 
 def _q5_k(blocks: Tensor) -> Codes:
     quads, high = _split(blocks[..., 48:], 4, 32), blocks[..., None, 16:48]
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     fifth = ((high >> places) & 1) << 4  # [out, blocks, 8, 32]: bit n of a byte is of sub-block n
     return _k(blocks, _nibbles(quads).flatten(-2) | fifth.flatten(-2), 5)
 
@@ -124,7 +124,7 @@ def _q5_k(blocks: Tensor) -> Codes:
 def _q6_k(blocks: Tensor) -> Codes:
     low = _split(blocks[..., :128], 2, 64)  # each holds 128 weights: four times 32
     high = _split(blocks[..., 128:192], 2, 1, 32)
-    places = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+    places = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8, device=blocks.device)
     values = _split(_nibbles(low), 4, 32) | ((high >> places) & 3) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _half(blocks, 208).float()[..., None]
     return _around(_row(values), _rounded(_row(scales)), 32, 6, 16)
