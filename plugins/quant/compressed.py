@@ -78,7 +78,8 @@ class CompressedTensors:
             raise ModelError(f"{name} falls under {scheme}, but holds {', '.join(sorted(tensors))}")
         if scheme.format == PACKED:
             return self._layers.grouped(name, _packed(name, tensors, scheme))
-        made = compressed_8bit.layer(name, tensors, scheme, self._layers.dtype)
+        kernel = "torch" if self._layers.kernel == "torch" else "auto"
+        made = compressed_8bit.layer(name, tensors, scheme, self._layers.dtype, kernel)
         self._layers.used[scheme.format] += 1
         return made
 

@@ -54,8 +54,11 @@ def check(scheme: Scheme) -> None:
         raise ModelError(f"{scheme}: activations with given scales have one, strategy tensor")
 
 
-def layer(name: str, tensors: Mapping[str, Tensor], scheme: Scheme, dtype: torch.dtype) -> nn.Module:
-    """The layer of a scheme that passed `check`. Raises ModelError naming the layer."""
+def layer(
+    name: str, tensors: Mapping[str, Tensor], scheme: Scheme, dtype: torch.dtype, kernel: str = "auto"
+) -> nn.Module:
+    """The layer of a scheme that passed `check`. `kernel`: "torch" for the reference, "auto" for the quickest that can.
+    Raises ModelError naming the layer."""
     weight, scales = tensors_of(name, tensors, ("weight", "weight_scale"))
     bias = tensors.get("bias")
     bias = None if bias is None else bias.to(dtype)
@@ -71,21 +74,23 @@ def layer(name: str, tensors: Mapping[str, Tensor], scheme: Scheme, dtype: torch
     if wanted == fp8_linear.CODE:
         _no_offset(name, tensors, "weight_zero_point")
         made = stored_layer(name, weight, scales, _blocks(scheme.weights), bias, fixed, scheme.inputs is not None)
-        made.kernel = fp8_linear.pick("auto", made)
+        made.kernel = fp8_linear.pick(kernel, made)
         return made
     if scheme.inputs is None:
-        return _floats_times_integers(name, weight, scales, tensors.get("weight_zero_point"), bias, dtype)
+        return _floats_times_integers(
+            name, weight, scales, tensors.get("weight_zero_point"), bias, Layers(kernel, dtype)
+        )
     _no_offset(name, tensors, "weight_zero_point")
     if scales.numel() not in (1, weight.shape[0]):
         raise ModelError(
             f"{name} has {list(scales.shape)} scales for {list(weight.shape)} weights; give one, or one a row"
         )
     per_row = scales.float().reshape(-1).expand(weight.shape[0])
-    return int8_linear.make(name, weight, per_row, bias, None if fixed is None else fixed.float(), "auto")
+    return int8_linear.make(name, weight, per_row, bias, None if fixed is None else fixed.float(), kernel)
 
 
 def _floats_times_integers(
-    name: str, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    name: str, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, layers: Layers
 ) -> nn.Module:
     """W8A16: groups along a row, or one group a row."""
     outs, ins = weight.shape
@@ -100,7 +105,7 @@ def _floats_times_integers(
         index=in_sequence(ins, -(-ins // scales.shape[1]), weight.device),
         bias=bias,
     )
-    return Layers(dtype=dtype).grouped(name, packed)
+    return layers.grouped(name, packed)
 
 
 def _no_offset(name: str, tensors: Mapping[str, Tensor], leaf: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
+from turnout.plugins import native
 from turnout.plugins.quant import fp8_linear
 from turnout.plugins.quant.fp8_linear import CODE, Activations, Fp8Linear
 from turnout.plugins.quant.names import is_head, listed
@@ -28,7 +29,7 @@ NOT_CONVERTED = ("modules_to_not_convert", "ignored_layers")
 
 @dataclass
 class Fp8:
-    """`kernel`: "scaled_mm" (a GPU with 8-bit floats), "triton" (a GPU), "torch" (anywhere), or "auto". On the fly: `skip`, patterns of
+    """`kernel`: "native" (a CPU), "scaled_mm" (a GPU with 8-bit floats), "triton" (a GPU), "torch" (anywhere), or "auto". On the fly: `skip`, patterns of
     layers that stay float; `head`, quantize the output layer too. A checkpoint says itself what is quantized."""
 
     kernel: str = "auto"
@@ -46,9 +47,9 @@ class Fp8:
 
     def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
         self._settings, self._dtype, self._traced = settings, info.dtype, info.traced
-        if info.traced and self.kernel == "triton":
+        if info.traced and self.kernel in ("native", "triton"):
             raise ModelError(
-                "quant.kernel=triton is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
+                f"quant.kernel={self.kernel} is not for torch.compile to trace; choose quant.kernel=torch or runner.mode=eager"
             )
         if settings is None:
             return
@@ -63,7 +64,8 @@ class Fp8:
 
     def kernels(self) -> str:
         """Which kernels the layers got."""
-        return ", ".join(f"{name} for {count} layers" for name, count in sorted(self._used.items()))
+        made = [f"{name} for {count} layers" for name, count in sorted(self._used.items())]
+        return ", ".join([*made, native.kernels()] if "native" in self._used else made)
 
     def leave(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor of several matrices, which is no linear layer, is about to stay float. Raises ModelError unless it
@@ -85,7 +87,7 @@ class Fp8:
         if made is None:
             return Unquantized().linear(name, {leaf: tensor.to(self._dtype) for leaf, tensor in tensors.items()})
         kernel = fp8_linear.pick(self.kernel, made)
-        made.kernel = "torch" if kernel == "triton" and self._traced else kernel
+        made.kernel = "torch" if kernel in ("native", "triton") and self._traced else kernel
         self._used[made.kernel] += 1
         return made
 

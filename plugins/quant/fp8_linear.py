@@ -2,16 +2,18 @@
 
 Activations are rounded to 8-bit floats too, with scales as `Activations` says: what a GPU's matrix units multiply. A
 device without them rounds the same way and multiplies in floats, so answers agree. Weights stay 8-bit in memory. It
-knows no checkpoint format. "torch" widens some rows of the weights at a time and runs anywhere; "scaled_mm" is
+knows no checkpoint format. "torch" widens some rows of the weights at a time and runs anywhere; "native" does so by our C++ on a CPU (fp8.cpp); "scaled_mm" is
 `torch._scaled_mm`, on GPUs with 8-bit floats, for scales that cover whole rows; "triton" is ours (scaled_triton.py), on
 any GPU, for blocks too.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -19,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turnout.core import ModelError
+from turnout.plugins import native
 
 CODE = torch.float8_e4m3fn
 LARGEST = 448.0  # of a code
 LEAST = 1e-30  # a row whose largest entry is below this counts as zeros
-SCRATCH = 1 << 20  # weights widened at once: 4 MiB
-KERNELS = ("auto", "scaled_mm", "torch", "triton")
+SCRATCH = 1 << 18  # weights widened at once: 1 MiB, which stays in a core's cache
+KERNELS = ("auto", "native", "scaled_mm", "torch", "triton")
 OLDEST = (8, 9)  # compute capability with 8-bit floats
 
 
@@ -90,6 +93,8 @@ class Fp8Linear(nn.Module):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The weights of some outputs, float32 [stop - start, in]."""
+        if self.kernel == "native":
+            return _widened(self, start, stop)
         wide = self.codes[start:stop].to(torch.float32)
         if self.scales.shape[1] == 1:
             return wide.mul_(self.scales[start:stop])
@@ -142,7 +147,13 @@ class Fp8Linear(nn.Module):
 
 def pick(kernel: str, layer: Fp8Linear) -> str:
     """The kernel that `kernel` stands for on the layer's device. Raises ModelError where it can't compute the layer."""
-    obstacles = {"scaled_mm": _no_scaled_mm(layer), "triton": _no_triton(layer), "torch": None}
+    on_cpu = layer.codes.device.type == "cpu"
+    obstacles = {
+        "native": native.obstacle() if on_cpu else f"the model is on {layer.codes.device.type}, and it runs on a CPU",
+        "scaled_mm": _no_scaled_mm(layer),
+        "triton": _no_triton(layer),
+        "torch": None,
+    }
     if kernel == "auto":
         return next(name for name, why in obstacles.items() if why is None)
     if why := obstacles[kernel]:
@@ -197,6 +208,25 @@ def rounded(x: Tensor, layer: Fp8Linear) -> Tensor:
         return x
     codes, scales = encoded(x, layer)
     return codes * scales
+
+
+@functools.cache
+def _widen() -> Callable[..., None]:
+    found: Callable[..., None] = native.library().turnout_fp8_widen
+    found.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 4]  # type: ignore[attr-defined]
+    found.restype = None  # type: ignore[attr-defined]
+    return found
+
+
+def _widened(layer: Fp8Linear, start: int, stop: int) -> Tensor:
+    """`Fp8Linear.rows` by the native kernel."""
+    out = torch.empty(stop - start, layer.in_features)
+    codes, scales = layer.codes[start:stop], layer.scales[start:stop]
+    _widen()(
+        codes.data_ptr(), scales.data_ptr(), out.data_ptr(), stop - start, layer.in_features, layer.block,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
 
 
 def _in_floats(layer: Fp8Linear, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from turnout.core import ModelError
+from turnout.plugins import native
 from turnout.plugins.loader.fuse import fuse
 from turnout.plugins.quant import compressed_8bit, fp8_linear, schemes
 from turnout.plugins.quant.compressed import CompressedTensors
@@ -150,6 +151,22 @@ def test_a_gpus_product_gets_codes_and_the_scales_come_afterwards(monkeypatch: p
     assert calls == [6] * 4
 
 
+@pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+@pytest.mark.parametrize(("shape", "block"), [((48, 96), None), ((33, 7), None), ((5, 230), 32), ((300, 1536), 128)])
+def test_native_weights_are_the_references_bit_for_bit(shape: tuple[int, int], block: int | None) -> None:
+    layer = layer_of(shape, Activations.TOKEN, block)
+    every = (
+        torch.arange(shape[0] * shape[1]).to(torch.uint8).view(shape).view(CODE)
+    )  # NaN, zeros, subnormals among them
+    layer.codes = every
+    want = layer.dequantize()
+    layer.kernel = "native"
+    got = layer.dequantize()
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(), want.nan_to_num())
+    some = layer.rows(2, 4)
+    assert torch.equal(some.nan_to_num(), want[2:4].nan_to_num())
+
+
 @pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
 @pytest.mark.parametrize(("kind", "block"), [(Activations.TOKEN, None), (Activations.BLOCK, 32)])
 def test_tritons_kernels_give_what_the_reference_gives(kind: Activations, block: int | None) -> None:
@@ -162,11 +179,14 @@ def test_tritons_kernels_give_what_the_reference_gives(kind: Activations, block:
 
 
 def test_the_kernel_must_be_known_and_able() -> None:
-    with pytest.raises(ValueError, match=r"quant.kernel must be one of auto, scaled_mm, torch, triton, got 'native'"):
-        Fp8(kernel="native")
+    with pytest.raises(
+        ValueError, match=r"quant.kernel must be one of auto, native, scaled_mm, torch, triton, got 'cuda'"
+    ):
+        Fp8(kernel="cuda")
     with pytest.raises(ModelError, match=r"quant.kernel=scaled_mm.*on cpu.*quant.kernel=torch"):
         fp8_linear.pick("scaled_mm", layer_of((16, 32), Activations.TOKEN))
-    assert fp8_linear.pick("auto", layer_of((16, 32), Activations.TOKEN)) == "torch"
+    kernel = fp8_linear.pick("auto", layer_of((16, 32), Activations.TOKEN))
+    assert kernel == ("native" if native.obstacle() is None else "torch")
 
 
 def logits_of(folder: Path, quantizer: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
