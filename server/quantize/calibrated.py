@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 from turnout.core import ModelError
@@ -60,6 +62,8 @@ def quantize(config: QuantizeConfig, source: Path, out: Path, kept: list[str]) -
         offload_to_disk=False,
         **({} if awq else {"act_group_aware": False}),
     )
-    model = gptqmodel.GPTQModel.load(str(source), settings)
-    model.quantize(texts(config), batch_size=1)
-    model.save(str(out))
+    samples, source, out = texts(config), source.absolute(), out.absolute()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # it writes logs to where it runs
+        model = gptqmodel.GPTQModel.load(str(source), settings)
+        model.quantize(samples, batch_size=1)
+        model.save(str(out))
