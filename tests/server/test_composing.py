@@ -14,7 +14,6 @@ COMMANDS = {  # what each is called with at the least, and its code for a wrong 
     "bench": ([], 2),
     "tune": ([], 2),
     "ab": (["b=[]"], 64),
-    "quantize": (["method=rtn", "out=small"], 2),
 }
 
 
