@@ -64,7 +64,7 @@ def test_the_core_knows_no_plugin_no_server_and_no_configuration_files(file: Pat
         assert not reaches(file, f"turnout.{layer}")
 
 
-SHARED = ("turnout.plugins.native", "turnout.plugins.kernels", "turnout.plugins.cache")
+SHARED = ("turnout.plugins.native", "turnout.plugins.kernels", "turnout.plugins.cache", "turnout.plugins.formats")
 
 
 @pytest.mark.parametrize("file", [file for file in PLUGINS if module(file).startswith(SHARED)], ids=name)
@@ -74,7 +74,7 @@ def test_what_plugins_share_knows_no_core(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PLUGINS, ids=name)
 def test_a_plugin_imports_public_names_of_the_core_and_its_own_package(file: Path) -> None:
-    """Our plugins share a library of kernels and a cache folder among themselves; neither knows the core."""
+    """Our plugins share kernels, a cache folder and what is known of file formats; none of these knows the core."""
     own = ".".join(module(file).split(".")[:3])  # turnout.plugins.SLOT
     for source, item in imports(file):
         if source.split(".")[0] != "turnout" or source == own or source.startswith(own + "."):
@@ -94,7 +94,7 @@ def test_only_configuration_and_plugins_meet_hydra_and_pluggy(file: Path) -> Non
 
 def test_the_public_names_are_all_there_and_few() -> None:
     assert all(hasattr(turnout.core, public) for public in turnout.core.__all__)
-    assert len(turnout.core.__all__) <= 40
+    assert len(turnout.core.__all__) <= 45
 
 
 def imported_by(*modules: str) -> set[str]:

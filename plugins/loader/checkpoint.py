@@ -6,11 +6,8 @@ Model files of other formats are converted by a `Format`, found by the file's su
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
-import json
-import os
 import shutil
 import tempfile
 import time
@@ -21,10 +18,10 @@ from typing import Protocol
 
 from turnout.core import ModelError
 from turnout.plugins.cache import cache_folder
+from turnout.plugins.formats.source import remember
 
 DEMO = "smollm2"
 FORMATS = "turnout.formats"  # the entry-point group; an entry's name is the suffix it reads
-SOURCE = "turnout_source.json"  # in a converted folder: what it was made from
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 LEFTOVER_SECONDS = 86_400  # an unfinished conversion this old belongs to a process that was killed
 
@@ -98,7 +95,7 @@ def _converted(file: Path, report: Report) -> Path:
     key = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{type(converter).__module__}|{converter.version}"
     target = cache_folder() / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if target.is_dir():
-        _remember(file, target)
+        remember(file, target)
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +104,7 @@ def _converted(file: Path, report: Report) -> Path:
             draft = Path(scratch) / "model"
             draft.mkdir()
             converter.convert(file, draft, report)
-            _remember(file, draft)
+            remember(file, draft)
             try:
                 draft.rename(target)
             except OSError:
@@ -119,33 +116,6 @@ def _converted(file: Path, report: Report) -> Path:
         raise ModelError(f"{file} can't be served: {error}") from error
     report(f"kept the converted model in {target}")
     return target
-
-
-def _remember(file: Path, folder: Path) -> None:
-    """Write down what the folder was made from, for `source`."""
-    note, stat = folder / SOURCE, file.stat()
-    if note.exists():
-        return
-    with contextlib.suppress(OSError):  # a cache nobody may write to: the model is served all the same
-        draft = note.with_name(f".{SOURCE}-{os.getpid()}")
-        draft.write_text(json.dumps({"file": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
-        draft.replace(note)
-
-
-def source(folder: str) -> Path | None:
-    """The model file a folder was converted from; None: it was not. Raises ModelError when that file is not the same."""
-    try:
-        note = json.loads((Path(folder) / SOURCE).read_text())
-    except (OSError, ValueError):
-        return None
-    file = Path(note["file"])
-    stat = file.stat() if file.is_file() else None
-    if stat is None or (stat.st_size, stat.st_mtime_ns) != (note["size"], note["mtime_ns"]):
-        raise ModelError(
-            f"{folder} was made from {file}, which {'is gone' if stat is None else 'has changed since'}; name the file "
-            f"itself as model=FILE"
-        )
-    return file
 
 
 def _sweep(target: Path) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from turnout.core import Attend, ModelError, ModelInfo, Quantizer
 from turnout.plugins import native
+from turnout.plugins.formats.source import Source
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
-from turnout.plugins.loader.shards import OwnSource, Shards, Source
+from turnout.plugins.loader.shards import OwnSource, Shards
 
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
@@ -122,7 +123,9 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
         if info.passes_keywords:
             native_layer.exchange_layers(net)
         for module in net.modules():
-            hasattr(module, "descriptor")  # weights are laid out for their kernel when it is asked for: now, not in a step
+            hasattr(
+                module, "descriptor"
+            )  # weights are laid out for their kernel when it is asked for: now, not in a step
     model = Model(info, net)
     _check_rows(model)
     return model

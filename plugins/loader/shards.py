@@ -8,13 +8,14 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
+from turnout.plugins.formats.source import Source, Stored
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES = {
@@ -34,26 +35,6 @@ TYPES = {
     "U64": torch.uint64,
     "BOOL": torch.bool,
 }
-
-
-class Stored(NamedTuple):
-    """One tensor of a file."""
-
-    file: Path
-    offset: int  # bytes from the start of the file
-    num_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-class Source(Protocol):
-    """Where the tensors of a checkpoint come from."""
-
-    tensors: dict[str, Stored]
-
-    def read(self, name: str) -> Tensor:
-        """A copy on the CPU."""
-        ...
 
 
 @runtime_checkable

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, Quantizer
-from turnout.plugins.loader.shards import OwnSource, Source, some
+from turnout.plugins.formats.source import Source
+from turnout.plugins.loader.shards import OwnSource, some
 
 Read = Callable[[str], Tensor]
 

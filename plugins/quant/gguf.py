@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
 from turnout.plugins.formats.gguf.packed import Packed
-from turnout.plugins.loader import checkpoint
-from turnout.plugins.loader.shards import Source, Stored
+from turnout.plugins.formats.source import Source, Stored, made_of
 from turnout.plugins.quant import gguf_blocks
 from turnout.plugins.quant.grouped import Grouped, pack
 from turnout.plugins.quant.stored import Layers, check_kernel
@@ -40,7 +40,7 @@ class Gguf:
 
     def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
         """Raises ModelError for a model that is no .gguf file."""
-        file = checkpoint.source(info.path)
+        file = _file_of(info)
         if file is None or file.suffix.lower() != ".gguf":
             raise ModelError(
                 f"quant=gguf keeps the tensors of a .gguf file packed, and {info.path} is made of "
@@ -50,7 +50,7 @@ class Gguf:
         self._layers = Layers.of(self.kernel, self.activations, info)
 
     def source(self, info: ModelInfo, floats: Source, modules: frozenset[str]) -> Source:
-        file = checkpoint.source(info.path)
+        file = _file_of(info)
         assert file is not None, "`prepare` has seen it"
         try:
             packed = Packed(file, len(info.layers), sorted(modules))
@@ -100,6 +100,13 @@ class Table(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] -> [..., dim]."""
         return self.layer.select(ids.flatten(), self._dtype).view(*ids.shape, -1)
+
+
+def _file_of(info: ModelInfo) -> Path | None:
+    try:
+        return made_of(info.path)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
 
 
 class _Mixed:

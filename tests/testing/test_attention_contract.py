@@ -130,7 +130,7 @@ def test_what_is_not_claimed_must_be_refused() -> None:
         ("cache_dtypes", set(), "a cache in fp8"),
         ("devices", {"cpu"}, "the device cuda"),
     ):
-        anything: dict[str, Any] = {"window": True, "softcap": True, "sinks": True, "v_head_dim": True}
+        anything: dict[str, Any] = {"window": True, "softcap": True, "sinks": True, "v_head_dim": True, "graphs": True}
         careless = Careless(**anything, cache_dtypes=frozenset({"fp8", "int8", "int4"}))
         assert what in str(fault_of(rule, broken("", capabilities=replace(careless, **{name: frozenset(value)}))))
 

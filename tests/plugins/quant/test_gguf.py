@@ -17,6 +17,7 @@ from torch import Tensor
 
 from turnout.core import ModelError
 from turnout.plugins import native
+from turnout.plugins.formats.source import NOTE, made_of
 from turnout.plugins.loader import checkpoint
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant import gguf_blocks
@@ -191,7 +192,7 @@ def test_memory_is_close_to_the_file(tmp_path: Path) -> None:
 def test_a_model_that_is_no_gguf_file_is_refused_naming_both(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
     folder = Path(checkpoint.resolve(str(file)))
-    (folder / checkpoint.SOURCE).unlink()
+    (folder / NOTE).unlink()
     info = inspect(str(folder), "float32", "cpu")
     with pytest.raises(
         ModelError, match=r"quant=gguf keeps the tensors of a \.gguf file packed, and .* is made of safe"
@@ -202,21 +203,21 @@ def test_a_model_that_is_no_gguf_file_is_refused_naming_both(tmp_path: Path) -> 
 def test_a_conversion_whose_file_has_changed_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
     folder = checkpoint.resolve(str(file))
-    assert checkpoint.source(folder) == file
+    assert made_of(folder) == file
     file.write_bytes(file.read_bytes()[:-64])
-    with pytest.raises(ModelError, match=r"was made from .*tiny\.gguf, which has changed since"):
-        checkpoint.source(folder)
+    with pytest.raises(ValueError, match=r"was made from .*tiny\.gguf, which has changed since"):
+        made_of(folder)
     file.unlink()
-    with pytest.raises(ModelError, match=r"which is gone; name the file itself"):
-        checkpoint.source(folder)
+    with pytest.raises(ValueError, match=r"which is gone; name the file itself"):
+        made_of(folder)
 
 
 def test_a_conversion_of_an_older_version_learns_its_source(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
     folder = Path(checkpoint.resolve(str(file)))
-    (folder / checkpoint.SOURCE).unlink()
-    assert checkpoint.source(str(folder)) is None
-    assert Path(checkpoint.resolve(str(file))) == folder and checkpoint.source(str(folder)) == file
+    (folder / NOTE).unlink()
+    assert made_of(str(folder)) is None
+    assert Path(checkpoint.resolve(str(file))) == folder and made_of(str(folder)) == file
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     quantizer.prepare(None, info)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    note = Path(info.path) / checkpoint.SOURCE  # as if the file had been so from the beginning
+    note = Path(info.path) / NOTE  # as if the file had been so from the beginning
     stat = file.stat()
     note.write_text(json.dumps({"file": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
     with pytest.raises(ModelError, match=r"tiny\.gguf can't be served with quant=gguf: .*cut short"):
@@ -247,7 +248,7 @@ def test_types_that_are_not_kept_packed_are_refused_by_name(tmp_path: Path) -> N
     other.write_bytes(data)
     stat = other.stat()
     note = {"file": str(other), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    (Path(info.path) / checkpoint.SOURCE).write_text(json.dumps(note))
+    (Path(info.path) / NOTE).write_text(json.dumps(note))
     with pytest.raises(ModelError, match=r"other\.gguf can't be served with quant=gguf"):
         load(info, quantizer)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turnout.plugins import native
-from turnout.plugins.loader import checkpoint
+from turnout.plugins.formats.source import made_of
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.gguf import Gguf
 from turnout.plugins.quant.none import Unquantized
@@ -79,6 +79,6 @@ def test_greedy_tokens_are_those_of_the_floats_up_to_near_ties(activations: str,
 def test_it_takes_little_more_memory_than_its_file(smollm2: str) -> None:
     net = packed(smollm2, "int8")._net
     held = {t.data_ptr(): t.nbytes for t in (*net.buffers(), *net.parameters()) if t.numel()}
-    file = Path(str(checkpoint.source(smollm2)))
+    file = Path(str(made_of(smollm2)))
     tables = 16 << 20  # bytes: the file holds its vocabulary and merges too, and memory rotary tables
     assert file.stat().st_size - tables < sum(held.values()) < 1.03 * file.stat().st_size
