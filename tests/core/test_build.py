@@ -77,9 +77,10 @@ def test_an_asked_backend_that_cannot_serve_the_model_is_refused_with_what_would
     composed: Compose, unread: None
 ) -> None:
     with pytest.raises(
-        ModelError, match="attention=cpu cannot serve .*dtype is bfloat16, it computes in float32.*torch"
+        ModelError,
+        match="attention=cpu cannot serve .*dtype is float64, it computes in bfloat16, float16, float32.*torch",
     ):
-        build_engine(composed("attention=cpu", "dtype=bfloat16"))
+        build_engine(composed("attention=cpu", "dtype=float64"))
 
 
 FULL = LayerSpec(4, 2, 64, 0.125)
