@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -180,8 +181,7 @@ def test_what_a_killed_conversion_left_is_swept_away_after_a_day(toy: Path, cach
         (cache / f".{folder.name}-{name}").mkdir()
     long_ago = time.time() - 2 * checkpoint.LEFTOVER_SECONDS
     os.utime(cache / f".{folder.name}-old", (long_ago, long_ago))
-    (folder / "config.json").unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     resolve(str(toy))
     assert sorted(path.name for path in cache.iterdir()) == [f".{folder.name}-new", folder.name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -222,7 +223,9 @@ def test_options_are_checked_by_name() -> None:
 def test_a_kernel_that_cannot_compute_a_layer_is_refused_naming_both() -> None:
     tensors, _ = made()
     with pytest.raises(ModelError, match=f"quant.kernel=triton can't compute {LAYER}: .*; choose quant.kernel=auto"):
-        read(Gptq(kernel="triton"), settings(), tensors)
+        quantizer = Gptq(kernel="triton")
+        quantizer.prepare(settings(), replace(info(), dtype=torch.float64))
+        quantizer.linear(LAYER, tensors)
 
 
 def test_the_kernels_taken_are_shown() -> None:
