@@ -27,7 +27,7 @@ serve: $(VENV)/.package $(VENV)/.demo
 	$(BIN)/turnout serve $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.demo
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --benchmark-disable $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -204,7 +204,7 @@ def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int
     engine.add(request)
     for _ in range(3):
         engine.step()
-    before = [t[list(request.blocks)].clone() for t in engine._runner._tensors()]  # type: ignore[attr-defined]
+    before = [t[list(request.blocks)].clone() for t in engine._runner._layers.tensors()]  # type: ignore[attr-defined]
 
     class Once:
         def __init__(self) -> None:
@@ -220,13 +220,13 @@ def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int
     engine._scheduler = Once()
     engine.step()
     assert not request.blocks and engine.stats.num_swapped == 1
-    for cache in engine._runner._tensors():  # type: ignore[attr-defined]
+    for cache in engine._runner._layers.tensors():  # type: ignore[attr-defined]
         cache.fill_(float("nan"))
     computed = request.num_computed
     engine.step()
     check_balance(engine)
     size = engine.info.block_size
-    for cache, old in zip(engine._runner._tensors(), before, strict=True):  # type: ignore[attr-defined]
+    for cache, old in zip(engine._runner._layers.tensors(), before, strict=True):  # type: ignore[attr-defined]
         now = cache[list(request.blocks)].flatten(0, 1)[:computed]
         assert torch.equal(now, old.flatten(0, 1)[:computed]), f"block size {size}"
 

@@ -34,6 +34,7 @@ class Engine:
         import torch
         from hydra import compose, initialize_config_module
 
+        import turnout.server.config  # noqa: F401  stores the schema of `serve`
         from turnout.core import plugins
         from turnout.core.build import build_engine
         from turnout.core.config import resolve
