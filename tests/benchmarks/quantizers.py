@@ -36,8 +36,8 @@ def overrides(side: str) -> list[str]:
     return [side] if name in ("quant", "kv_cache_dtype", "dtype", "attention") else [f"quant={name}", f"model={value}"]
 
 
-def measure(changes: list[str]) -> dict[str, Any]:
-    """Runs in its own process."""
+def measure(words: str, changes: list[str]) -> dict[str, Any]:
+    """Runs in its own process. `words`: the folder of the tokenizer, one for all sides; empty: the model's own."""
     import psutil
     from hydra import compose, initialize_config_module
     from transformers import AutoTokenizer
@@ -51,7 +51,7 @@ def measure(changes: list[str]) -> dict[str, Any]:
     common = ["blocks.prefix_cache=false", "blocks.num_blocks=512", "limits.max_model_len=4096"]
     with initialize_config_module("turnout.conf", version_base=None):
         engine = build_engine(resolve(compose("engine", [*common, *changes])))
-    tokens = AutoTokenizer.from_pretrained(engine.info.path)(text())["input_ids"]
+    tokens = AutoTokenizer.from_pretrained(words or engine.info.path)(text())["input_ids"]
     places: dict[str, list[Any]] = {}
     start = 0
     for size in PIECES:
@@ -62,7 +62,7 @@ def measure(changes: list[str]) -> dict[str, Any]:
         while engine.busy:
             found += [mark for output in engine.step() for mark in output.prompt_logprobs]
         places[name] = [(mark.token, mark.logprob, list(mark.top)) for mark in found]
-    return {"places": places, "rss": psutil.Process().memory_info().rss, "notes": engine.info.notes}
+    return {"path": engine.info.path, "places": places, "rss": psutil.Process().memory_info().rss, "notes": engine.info.notes}
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"kl": kl / count, "perplexity": math.exp(loss / count), "flips": flips, "tokens": count}
 
 
-def run(side: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--measure", *overrides(side)]
+def run(side: str, words: str = "") -> dict[str, Any]:
+    command = [sys.executable, __file__, "--measure", words, *overrides(side)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{side}: {done.stderr.strip()[-800:]}")
@@ -96,7 +96,7 @@ def main(sides: list[str]) -> None:
     print("| | KL | perplexity | " + " | ".join(f"flips, {size}" for size in PIECES) + " | resident |")
     print("|---" * (len(PIECES) + 4) + "|")
     for side in ("none", *sides):
-        found = base if side == "none" else run(side)
+        found = base if side == "none" else run(side, base["path"])
         m = compare(base, found)
         flips = " | ".join(f"{share:.1%}" for share in m["flips"].values())
         print(
@@ -107,6 +107,6 @@ def main(sides: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(sys.argv[2:])))
+        print(json.dumps(measure(sys.argv[2], sys.argv[3:])))
     else:
         main(sys.argv[1:])
