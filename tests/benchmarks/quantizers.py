@@ -62,7 +62,12 @@ def measure(words: str, changes: list[str]) -> dict[str, Any]:
         while engine.busy:
             found += [mark for output in engine.step() for mark in output.prompt_logprobs]
         places[name] = [(mark.token, mark.logprob, list(mark.top)) for mark in found]
-    return {"path": engine.info.path, "places": places, "rss": psutil.Process().memory_info().rss, "notes": engine.info.notes}
+    return {
+        "path": engine.info.path,
+        "places": places,
+        "rss": psutil.Process().memory_info().rss,
+        "notes": engine.info.notes,
+    }
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
