@@ -91,12 +91,13 @@ class Rotary:
 def exchange(net: Any) -> int:
     """Exchange what can be, in place; how many modules were. Raises NativeError where the kernels do not build."""
     done = 0
+    embeddings = {name: module for name, module in net.named_modules() if isinstance(module, nn.Embedding)}
     for make in (_part, _mlp, _norm, _linear):
         for name, module in list(net.named_modules()):
             made = make(module)
             if made is not None:
                 if make is _linear:
-                    _share_embedding(net, module, made)
+                    _share_embedding(net, embeddings, module, made)
                 parent, _, child = name.rpartition(".")
                 setattr(net.get_submodule(parent), child, made)
                 done += 1
@@ -158,11 +159,11 @@ def _packed(layer: nn.Linear) -> PackedLinear:
     return PackedLinear(layer.weight.data, None if layer.bias is None else layer.bias.data)
 
 
-def _share_embedding(net: Any, layer: nn.Module, made: nn.Module) -> None:
-    """Where `layer` and an embedding are one tensor, that embedding reads from the packed form from now on."""
+def _share_embedding(net: Any, embeddings: dict[str, nn.Embedding], layer: nn.Module, made: nn.Module) -> None:
+    """Where `layer` and one of the embeddings are one tensor, that embedding reads from the packed form from now on."""
     assert isinstance(layer, nn.Linear) and isinstance(made, PackedLinear)
-    for name, module in list(net.named_modules()):
-        if isinstance(module, nn.Embedding) and module.weight.data_ptr() == layer.weight.data_ptr():
+    for name, module in embeddings.items():
+        if module.weight.data_ptr() == layer.weight.data_ptr():
             ids = torch.arange(7) * 13 % module.num_embeddings
             plain, given = module.weight.data[ids], module(ids)
             scale = float(getattr(module, "embed_scale", 1.0))

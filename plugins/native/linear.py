@@ -7,8 +7,6 @@ a whole decoder layer can call it without coming back to Python.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -76,15 +74,6 @@ class PackedLinear(NativeLinear):
     def weight(self) -> Tensor:
         """[out, in], laid out anew at every look."""
         return self.packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
-
-    def dequantize(self) -> Tensor:
-        return self.weight
-
-    @classmethod
-    def joined(cls, layers: Sequence[Self]) -> Self:
-        """One layer whose output is that of all, side by side."""
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        return cls(torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None)
 
 
 class PackedEmbedding(nn.Module):
