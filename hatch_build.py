@@ -19,7 +19,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if os.environ.get("TURNOUT_BUILD_NATIVE") != "1" or version != "standard":
             return
-        place = Path(self.root) / "plugins" / "native" / "build.py"
+        place = Path(self.root) / "kernels" / "cpu" / "build.py"
         spec = importlib.util.spec_from_file_location("turnout_native_build", place)
         assert spec is not None and spec.loader is not None
         build = importlib.util.module_from_spec(spec)
@@ -31,6 +31,6 @@ class NativeBuildHook(BuildHookInterface[Any]):
         for level in build.LEVELS:
             target = Path(self._made.name) / f"{level}.so"
             build.compile_library(tool, level, target)
-            build_data["force_include"][str(target)] = f"plugins/native/prebuilt/{level}.so"
+            build_data["force_include"][str(target)] = f"kernels/cpu/prebuilt/{level}.so"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -16,7 +16,6 @@ from turnout.testing.attention_contract import AttentionContract
 from turnout.testing.attention_scene import AttentionCase
 from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
-from turnout.testing.equivalence import assert_equivalent, open_engine
 from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 from turnout.testing.policies import PreemptionContract, SchedulerContract
 from turnout.testing.quant import QuantizerContract
@@ -31,7 +30,6 @@ __all__ = [
     "QuantizerContract",
     "SchedulerContract",
     "TokenCacheRunner",
-    "assert_equivalent",
     "attention_cases",
     "attention_oracle",
     "check_attention",
@@ -40,7 +38,6 @@ __all__ = [
     "compare_attention",
     "continuation",
     "make_engine",
-    "open_engine",
     "plain_attention",
     "run_attention",
     "serve_all",

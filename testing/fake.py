@@ -18,8 +18,8 @@ from turnout.core.draft import Draft
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler, SharingBlocks
+from turnout.core.plugins import load
 from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
-from turnout.plugins.blocks.paged import PagedBlocks
 
 VOCAB = 997
 
@@ -121,7 +121,7 @@ def make_engine(
         plugins={},
         versions={},
     )
-    manager = blocks or PagedBlocks(block_size)
+    manager = blocks or _default_blocks(block_size)
     num_host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
     runner = TokenCacheRunner(num_blocks, block_size, num_host)
     return Engine(runner, scheduler, manager, policy, info, hooks=hooks or new_hooks(), clock=clock)
@@ -162,3 +162,9 @@ def serve_all(engine: Engine, requests: Sequence[Request], max_steps: int = 20_0
             got[output.request_id] += output.tokens
         check_balance(engine)
     raise AssertionError(f"{len(engine.running)} running and {len(engine.waiting)} waiting after {max_steps} steps")
+
+
+def _default_blocks(block_size: int) -> BlockManager:
+    """The block manager that is served by default, found where every other one is."""
+    manager: BlockManager = load().get("blocks", "paged").component(block_size)
+    return manager

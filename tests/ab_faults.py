@@ -11,8 +11,8 @@ from engines import BACKENDS
 from torch import Tensor, nn
 
 from turnout.core import Batch, LayerSpec, Sampling
+from turnout.lab.compare.sides import EngineSide, Item, Written
 from turnout.plugins.attention.torch_sdpa import Plan, TorchAttention
-from turnout.testing.compare.sides import EngineSide, Item, Written
 
 GROUP, LEVELS = 16, 15  # inputs that share a step; four bits
 

@@ -14,9 +14,8 @@ import torch
 
 from turnout.core import BlockManager, Preemption, Request, Scheduler, SharingBlocks, plugins
 from turnout.core.engine import Engine
-from turnout.core.testing import make_engine
 from turnout.core.types import EngineInfo, KVSpec, Output
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.blocks import PagedBlocks
@@ -24,8 +23,9 @@ from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS
-from turnout.server.beam import Beams
-from turnout.server.messages import Ask, BeamSearch
+from turnout.server.engine.beam import Beams
+from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.testing import make_engine
 
 BACKENDS: dict[str, Callable[[], Any]] = {"torch": TorchAttention, "cpu": CpuAttention}
 NO_NATIVE = native.obstacle()

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from turnout.core import Draft, PreemptMode, Request, Sampling
-from turnout.core.testing import continuation
+from turnout.testing import continuation
 
 
 def requests(seed: int, num: int = 10, longest: int = 40, max_tokens: int = 12) -> list[Request]:

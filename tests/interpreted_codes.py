@@ -1,4 +1,4 @@
-"""Kernels that apply the functions of `turnout.plugins.kernels.codes` to a tensor. Importing this imports triton."""
+"""Kernels that apply the functions of `turnout.kernels.triton.codes` to a tensor. Importing this imports triton."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnout.plugins.kernels.codes import from_fp8, to_fp8
+from turnout.kernels.triton.codes import from_fp8, to_fp8
 
 BLOCK = 1 << 16
 

@@ -9,13 +9,13 @@ from typing import Any
 from turnout.core.config import Limits
 from turnout.core.hooks import new_hooks
 from turnout.core.types import Request
+from turnout.lab.simulate.config import SimulateConfig
+from turnout.lab.simulate.latency import Constant
+from turnout.lab.simulate.loop import Simulation
+from turnout.lab.workload.arrivals import Arrival, prompt, sampling
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.scheduler import FCFS
-from turnout.server.simulate.arrivals import Arrival, prompt, sampling
-from turnout.server.simulate.config import SimulateConfig
-from turnout.server.simulate.latency import Constant
-from turnout.server.simulate.loop import Simulation
 
 
 @dataclass

@@ -10,8 +10,8 @@ from bytewise import save_model
 from models import one_thread
 
 from turnout.core import plugins
-from turnout.core.testing import assert_equivalent, open_engine
-from turnout.testing.compare.sides import EngineSide
+from turnout.lab import assert_equivalent, open_engine
+from turnout.lab.compare.sides import EngineSide
 from turnout.testing.pytest_plugin import choices, pytest_generate_tests
 
 __all__ = ["pytest_generate_tests"]  # for pytest

@@ -11,9 +11,8 @@ import torch
 
 from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, make_engine, serve_all
 from turnout.core.types import KVSpec
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.blocks import PagedBlocks
@@ -22,6 +21,7 @@ from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import check_balance, make_engine, serve_all
 
 pytestmark = pytest.mark.timeout(1200)  # the real model; a busy machine takes its time
 NUM_TOKENS = 12

@@ -64,7 +64,7 @@ def test_the_core_knows_no_plugin_no_server_and_no_configuration_files(file: Pat
         assert not reaches(file, f"turnout.{layer}")
 
 
-SHARED = ("turnout.plugins.native", "turnout.plugins.kernels", "turnout.plugins.cache", "turnout.plugins.formats")
+SHARED = ("turnout.kernels.cpu", "turnout.kernels.triton", "turnout.kernels.cache", "turnout.plugins.formats")
 
 
 @pytest.mark.parametrize("file", [file for file in PLUGINS if module(file).startswith(SHARED)], ids=name)

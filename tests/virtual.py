@@ -8,7 +8,7 @@ from typing import Any
 from turnout.core import Request, Result, Sampling, Step
 from turnout.core.cost import Load
 from turnout.core.engine import Engine
-from turnout.core.testing import TokenCacheRunner, make_engine
+from turnout.testing import TokenCacheRunner, make_engine
 
 LAW = (4e-3, 4e-4, 1e-8, 5e-4, 1e-8, 2e-4)  # seconds: a step, prompt token, its keys, stream, its keys, block moved
 

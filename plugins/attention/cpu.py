@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 
 # keys [num_blocks, kv_heads, head_dim, block_size], values [num_blocks, kv_heads, block_size, v_head_dim]; of an 8-bit
 # cache also the scales of keys and of values, float32 [num_blocks, kv_heads, block_size]: value = code * scale

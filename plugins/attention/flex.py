@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.attention.flex_parts import Part, decodes_part, fixed, prefills_part
 
 Cache = tuple[Tensor, Tensor]  # keys, values: each [num_blocks, block_size, kv_heads, head_dim]

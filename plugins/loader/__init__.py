@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnout.core import Model, ModelInfo, ModelLoader, Quantizer, Register, hookimpl
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.loader import checkpoint, model
 
 

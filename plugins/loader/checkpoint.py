@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from turnout.core import ModelError
-from turnout.plugins.cache import cache_folder
+from turnout.kernels.cache import cache_folder
 from turnout.plugins.formats.source import remember
 
 DEMO = "smollm2"

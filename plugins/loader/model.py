@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turnout.core import Attend, ModelError, ModelInfo, Quantizer
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.formats.source import Source
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype

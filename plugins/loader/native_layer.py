@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnout.plugins import native
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.loader.fuse import Part
 from turnout.plugins.loader.native_ops import GatedMLP, RMSNorm
 from turnout.plugins.loader.probe import ATTEND
-from turnout.plugins.native.linear import PackedLinear
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 TOLERANCE = 1e-4  # of the largest value, where products do not round

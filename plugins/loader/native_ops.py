@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnout.plugins import native
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import PackedEmbedding, PackedLinear
 from turnout.plugins.loader.fuse import FloatPart, Part
-from turnout.plugins.native.linear import PackedEmbedding, PackedLinear
 
 TOLERANCE = 1e-5  # of the largest value
 

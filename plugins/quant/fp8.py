@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.quant import fp8_linear
 from turnout.plugins.quant.fp8_linear import CODE, Activations, Fp8Linear
 from turnout.plugins.quant.names import is_head, listed

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turnout.core import ModelError
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 
 CODE = torch.float8_e4m3fn
 LARGEST = 448.0  # of a code

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from turnout.plugins import native
-from turnout.plugins.native import pages
-from turnout.plugins.native.linear import Descriptor
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu import pages
+from turnout.kernels.cpu.linear import Descriptor
 from turnout.plugins.quant.grouped import Grouped, unpack
 
 PANEL, CHUNK = 16, 16  # outputs side by side; inputs laid out together: `PANEL` and `CHUNK` of grouped.cpp

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnout.plugins.kernels import interpreted, launching_on, num_processors, power_of_two
-from turnout.plugins.kernels.codes import narrow
+from turnout.kernels.triton import interpreted, launching_on, num_processors, power_of_two
+from turnout.kernels.triton.codes import narrow
 from turnout.plugins.quant.grouped import STORED, Grouped
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

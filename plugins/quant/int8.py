@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from turnout.core import ModelError, ModelInfo
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.names import is_head, listed
 from turnout.plugins.quant.none import Unquantized

@@ -2,7 +2,7 @@
 
     out[t, o] = (sum over i of x_codes[t, i] * codes[o, i]) * x_scales[t] * scales[o] + bias[o]
 
-The sum is exact in int32. "native" computes it in our C++ kernels on a CPU (plugins/native/int8.cpp), "triton" in ours
+The sum is exact in int32. "native" computes it in our C++ kernels on a CPU (kernels/cpu/int8.cpp), "triton" in ours
 on a GPU (scaled_triton.py), "torch" by `torch._int_mm`: the reference, on any device. Neither knows a checkpoint format. The scales are those of LLM.int8()'s
 vector-wise quantization (arXiv 2208.07339), with every column in 8 bits: none is kept apart as an outlier.
 """
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turnout.core import ModelError
-from turnout.plugins import native
-from turnout.plugins.native.linear import NativeLinear
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import NativeLinear
 
 KERNELS = ("auto", "native", "torch", "triton")
 MOST_INPUTS = 1 << 16  # beyond, 255 * 128 * inputs leaves int32

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnout.plugins.kernels import has_fp8, interpreted, launching_on, power_of_two
-from turnout.plugins.kernels.codes import from_fp8, narrow, round_to_even, to_fp8
+from turnout.kernels.triton import has_fp8, interpreted, launching_on, power_of_two
+from turnout.kernels.triton.codes import from_fp8, narrow, round_to_even, to_fp8
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 LEAST = 1e-30  # a block whose largest entry is below this counts as zeros

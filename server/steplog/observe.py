@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from turnout.core.hooks import Hooks
 from turnout.core.types import EngineInfo, Output, Stats
-from turnout.server.messages import Ask
+from turnout.server.engine.messages import Ask
 from turnout.server.steplog.log import StepLog
 from turnout.server.steplog.record import Recorder
 
 if TYPE_CHECKING:
-    from turnout.server.worker import Stepped
+    from turnout.server.engine.worker import Stepped
 
 NUM_LAST = 5  # steps told of when the engine fails
 NUM_STEPS = 100  # steps shown to who asks

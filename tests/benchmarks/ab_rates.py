@@ -25,10 +25,10 @@ from engines import engine_on
 from models import save
 
 from turnout.core.interfaces import Quantizer
+from turnout.lab.compare.run import Settings, compare
+from turnout.lab.compare.sides import EngineSide, Item
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
-from turnout.testing.compare.run import Settings, compare
-from turnout.testing.compare.sides import EngineSide, Item
 
 WRONG = "model.layers.1.self_attn.v_proj"
 WINDOW = 24
@@ -70,9 +70,9 @@ def judged(
 
 def real(runs: int) -> dict[str, Counter[str]]:
     """The demo model, on texts."""
+    from turnout.lab.ab import workload
     from turnout.plugins.loader import checkpoint
-    from turnout.server.ab import workload
-    from turnout.server.text import Text
+    from turnout.server.text.tokenizer import Text
 
     folder = checkpoint.resolve("smollm2")
     text = Text.load(folder)

@@ -42,7 +42,7 @@ def measure(words: str, changes: list[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_module
     from transformers import AutoTokenizer
 
-    import turnout.server.ab.config  # noqa: F401  stores the schema
+    import turnout.lab.ab.config  # noqa: F401  stores the schema
     from turnout.core import Request, Sampling, plugins
     from turnout.core.build import build_engine
     from turnout.core.config import resolve

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from turnout.core import Batch, KVSpec, LayerSpec
-from turnout.plugins import native
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu import build
 from turnout.plugins.attention.cpu import CpuAttention
-from turnout.plugins.native import build
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec, Request, Sampling
 from turnout.core.engine import Engine
-from turnout.core.testing import make_engine
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import make_engine
 
 LAYER = LayerSpec(1, 1, 8, 1.0)
 

@@ -14,8 +14,8 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
-from turnout.plugins import native
-from turnout.plugins.native.linear import PackedLinear
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.quant.grouped import Grouped, pack
 
 INS, OUTS, LAYERS = 576, 3072, 20

@@ -24,7 +24,7 @@ from turnout.core import Request, Sampling, plugins
 from turnout.core.build import build_engine
 from turnout.core.config import Config
 from turnout.core.engine import Engine
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.fp8 import Fp8
 from turnout.plugins.quant.int8 import Int8

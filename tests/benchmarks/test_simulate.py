@@ -12,16 +12,16 @@ import pytest
 
 from turnout.core import plugins
 from turnout.core.config import Limits
+from turnout.lab.simulate import measure
+from turnout.lab.simulate.analytic import Analytic
+from turnout.lab.simulate.command import _little_garbage
+from turnout.lab.simulate.config import SimulateConfig
+from turnout.lab.simulate.loop import Simulation
+from turnout.lab.simulate.record import Record
+from turnout.lab.workload.synthetic import Chat
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.scheduler import FCFS
-from turnout.server.simulate import measure
-from turnout.server.simulate.analytic import Analytic
-from turnout.server.simulate.command import _little_garbage
-from turnout.server.simulate.config import SimulateConfig
-from turnout.server.simulate.loop import Simulation
-from turnout.server.simulate.record import Record
-from turnout.server.simulate.synthetic import Chat
 
 
 def simulate(chat: Chat, num_blocks: int | None, seats: int) -> Record:

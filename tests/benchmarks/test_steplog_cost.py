@@ -12,11 +12,11 @@ import pytest
 from turnout.core import Request, Sampling
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
-from turnout.core.testing import make_engine
 from turnout.core.types import Result, Step
 from turnout.plugins.scheduler import FCFS
 from turnout.server.steplog.log import StepLog
 from turnout.server.steplog.record import Recorder
+from turnout.testing import make_engine
 
 ID = "0123456789abcdef0123456789abcde"  # as long as a server's
 

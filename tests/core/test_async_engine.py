@@ -14,11 +14,11 @@ from fickle import Fickle, alone, requests
 
 from turnout.core import PENDING, ContractError, Draft, Finish, Request, Result, Sampling, Step
 from turnout.core.engine import Engine
-from turnout.core.testing import continuation, make_engine, serve_all
 from turnout.core.types import Chunk, Output
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import continuation, make_engine, serve_all
 from turnout.testing.fake import TokenCacheRunner
 
 

@@ -22,7 +22,7 @@ from turnout.core.build import build_engine, fingerprint
 from turnout.core.config import Config, from_container, resolve, to_container
 from turnout.core.engine import Engine
 from turnout.core.negotiate import choose_quantizer
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.loader import model as loading
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.runner import memory

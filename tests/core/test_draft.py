@@ -11,8 +11,8 @@ from virtual import ask
 
 from turnout.core import ContractError, Draft, Request
 from turnout.core.engine import Engine
-from turnout.core.testing import make_engine
 from turnout.plugins.scheduler import FCFS
+from turnout.testing import make_engine
 
 Script = Callable[[Sequence[Request], Sequence[Request], Draft], Any]
 

@@ -11,9 +11,9 @@ from fickle import Fickle, alone, requests
 
 from turnout.core import ContractError, Draft, Finish, Request, Sampling
 from turnout.core.engine import IDLE_STEPS, VAIN_STEPS
-from turnout.core.testing import check_balance, continuation, make_engine, serve_all
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import check_balance, continuation, make_engine, serve_all
 
 
 @pytest.mark.parametrize("seed", range(40))

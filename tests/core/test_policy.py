@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from virtual import ask, drive, first_chunks, timed_engine
 
 from turnout.core import Draft, Policy, Request
-from turnout.core.testing import continuation, make_engine, serve_all
+from turnout.testing import continuation, make_engine, serve_all
 
 
 def test_nothing_overridden_is_first_come_first_served() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from turnout.server import top
-from turnout.server.steplog.perfetto import export, load
-from turnout.server.steplog.replay import replay
+from turnout.lab import top
+from turnout.lab.record.perfetto import export, load
+from turnout.lab.record.replay import replay
 from turnout.server.steplog.why import why
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from engines import LocalEngine
 from turnout.core.engine import Engine
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "api"))  # its helpers are imported by name
 

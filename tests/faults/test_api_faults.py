@@ -13,11 +13,11 @@ from engines import LocalEngine, engine_on
 from turnout.core import ModelError
 from turnout.core.engine import Engine
 from turnout.plugins.loader.model import Model
-from turnout.server import offline
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
+from turnout.server.api.defaults import defaults_of
+from turnout.server.cli import offline
 from turnout.server.config import GenerateConfig, SamplingConfig, ServerConfig
-from turnout.server.defaults import defaults_of
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 USER = {"role": "user", "content": "hi"}
 

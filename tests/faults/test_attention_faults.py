@@ -20,14 +20,14 @@ from torch import Tensor
 from turnout.core import Batch, Capabilities, Chunk, KVSpec, LayerSpec, ModelError, Request, Sampling, plugins
 from turnout.core.build import build_engine
 from turnout.core.config import resolve
-from turnout.core.testing import AttentionCase, attention_oracle, check_attention
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.runner.layout import lay
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
-from turnout.server.overrides import Usage, try_composing
+from turnout.server.cli.overrides import Usage, try_composing
+from turnout.testing import AttentionCase, attention_oracle, check_attention
 from turnout.testing.attention import compared
 from turnout.testing.attention_scene import Scene
 

@@ -20,13 +20,13 @@ from turnout.core import BlockManager, Capabilities, KVSpec, ModelError, Request
 from turnout.core.build import build_engine
 from turnout.core.config import resolve
 from turnout.core.engine import Engine
-from turnout.core.testing import serve_all
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import serve_all
 
 Tiny = Callable[..., Model]
 FORMS = ("int8", "fp8")

@@ -11,11 +11,11 @@ from engines import backends, engine_on, ours, outputs_of, words
 
 from turnout.core import BlockManager, Preemption, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, continuation, make_engine, serve_all
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import check_balance, continuation, make_engine, serve_all
 
 T = TypeVar("T")
 Make = Callable[[], T]

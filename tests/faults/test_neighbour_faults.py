@@ -11,10 +11,10 @@ import torch
 from engines import backends, engine_on, outputs_of, words
 
 from turnout.core import Logprobs, Request, Sampling
-from turnout.core.testing import serve_all
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import serve_all
 
 Tiny = Callable[..., Model]
 

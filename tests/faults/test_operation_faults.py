@@ -21,9 +21,9 @@ from turnout.core import hookimpl, plugins
 from turnout.core.interfaces import Capabilities
 from turnout.core.plugins import PluginError, Plugins
 from turnout.plugins.runner import memory
-from turnout.server import plugins_cli
-from turnout.server.main import main
-from turnout.server.overrides import Usage, checked, objects, try_composing
+from turnout.server.cli import plugins_cli
+from turnout.server.cli.main import main
+from turnout.server.cli.overrides import Usage, checked, objects, try_composing
 
 PRESETS = sorted(path.stem for path in (Path(turnout.conf.__file__).parent / "experiment").glob("*.yaml"))
 

@@ -13,14 +13,14 @@ from engines import LocalEngine, engine_on, ours, words
 
 from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler, plugins
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, continuation, make_engine, serve_all
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler.priority import Priority
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
+from turnout.server.cli.overrides import Usage, try_composing
 from turnout.server.config import ServerConfig
-from turnout.server.overrides import Usage, try_composing
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
+from turnout.testing import check_balance, continuation, make_engine, serve_all
 
 T = TypeVar("T")
 Make = Callable[[], T]

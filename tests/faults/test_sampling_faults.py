@@ -15,7 +15,7 @@ from turnout.core.engine import Engine
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 Tiny = Callable[..., Model]
 Http = Callable[[Engine], Api]

@@ -16,10 +16,10 @@ from turnout.core.engine import Engine
 from turnout.core.types import Finish, Output, Request
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
-from turnout.server import offline
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
+from turnout.server.cli import offline
 from turnout.server.config import GenerateConfig, ServerConfig
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 Tiny = Callable[..., Model]
 

@@ -7,7 +7,7 @@ import torch
 
 from turnout.core import plugins
 from turnout.core.interfaces import Auto
-from turnout.core.testing import AttentionContract
+from turnout.testing import AttentionContract
 
 pytestmark = pytest.mark.gpu
 HERE = torch.cuda.is_available()

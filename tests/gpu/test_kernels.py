@@ -26,7 +26,7 @@ def assert_near(got: Tensor, want: Tensor, roundings: float = 1.0) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [64, 576, 4096, 8192])
 def test_rms_norm(dtype: torch.dtype, dim: int) -> None:
-    from turnout.plugins.kernels.layers import rms_norm
+    from turnout.kernels.triton.layers import rms_norm
 
     x, weight, residual = noise(70, dim, dtype=dtype), noise(dim, dtype=dtype, seed=1), noise(70, dim, dtype=dtype)
     summed = (x + residual).double()
@@ -38,7 +38,7 @@ def test_rms_norm(dtype: torch.dtype, dim: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("dim", "size"), [(64, 64), (128, 128), (80, 32)])
 def test_rotate(dtype: torch.dtype, dim: int, size: int) -> None:
-    from turnout.plugins.kernels.layers import rotate
+    from turnout.kernels.triton.layers import rotate
 
     q, k = noise(33, 14, dim, dtype=dtype), noise(33, 2, dim, dtype=dtype, seed=1)
     angles = torch.rand(33, size // 2).cuda() * 100
@@ -51,7 +51,7 @@ def test_rotate(dtype: torch.dtype, dim: int, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_silu_mul(dtype: torch.dtype) -> None:
-    from turnout.plugins.kernels.layers import silu_mul
+    from turnout.kernels.triton.layers import silu_mul
 
     both = noise(33, 2 * 1536, dtype=dtype)
     gate, up = both.double().chunk(2, -1)

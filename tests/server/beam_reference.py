@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from turnout.core.types import Logprobs, Output, Request, Result, Sampling, Step
-from turnout.server.beam import Beams
-from turnout.server.messages import BeamSearch
+from turnout.server.engine.beam import Beams
+from turnout.server.engine.messages import BeamSearch
 from turnout.testing.fake import TokenCacheRunner
 
 NUM = 64  # ids that ever follow

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
-from turnout.server.messages import Ask, BeamSearch
-from turnout.server.worker import Tell
+from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.engine.worker import Tell
 
 BUILDER = "fake_engine:build"
 STEP = 0.005  # seconds

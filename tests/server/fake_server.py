@@ -19,9 +19,9 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from turnout.core.types import Request, Sampling
-from turnout.server.bridge import EngineClient, EngineError, EngineProcess
+from turnout.server.cli.serve import run
 from turnout.server.config import ServerConfig
-from turnout.server.serve import run
+from turnout.server.engine.bridge import EngineClient, EngineError, EngineProcess
 
 TIMEOUT = 20.0  # seconds a test waits for anything
 
@@ -76,7 +76,7 @@ class Served:
 def serving(folder: Path, options: ServerConfig | None = None, **config: str) -> Iterator[Served]:
     """A server in a session of its own, so that a signal can go to all of its processes as Ctrl-C does."""
     context = multiprocessing.get_context("forkserver")  # forks a process that has imported what is slow to import
-    context.set_forkserver_preload(["turnout.server.serve", "turnout.server.errors", "httpx", "psutil"])
+    context.set_forkserver_preload(["turnout.server.cli.serve", "turnout.server.api.errors", "httpx", "psutil"])
     for name in ("stdout", "stderr"):
         (folder / name).touch()
     process = context.Process(target=_main, args=(folder, options or ServerConfig(port=0), config))

@@ -12,14 +12,14 @@ from engines import engine_on, outputs_of, words
 
 from turnout.core import Request, Sampling
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, continuation, make_engine
 from turnout.core.types import Finish, Result, Step
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
-from turnout.server.answers import several
+from turnout.server.api.answers import several
+from turnout.testing import check_balance, continuation, make_engine
 from turnout.testing.fake import TokenCacheRunner
 
 SIZE = 4  # tokens of a block

@@ -15,15 +15,15 @@ from beam_reference import HashedRunner, asking, found, hashed, plainly, tokens_
 from engines import engine_on, words
 
 from turnout.core import BlockManager
-from turnout.core.testing import check_balance, make_engine
 from turnout.core.types import Finish, Request, Result, Sampling, Step
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
-from turnout.server.beam import Beams
-from turnout.server.beam_rule import Search
+from turnout.server.engine.beam import Beams
+from turnout.server.engine.beam_rule import Search
+from turnout.testing import check_balance, make_engine
 from turnout.testing.fake import TokenCacheRunner
 
 SIZE = 4  # tokens of a block

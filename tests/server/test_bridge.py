@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from turnout.core.types import Finish, Output, Request, Sampling, Stats
-from turnout.server import bridge
-from turnout.server.bridge import EngineError, EngineProcess
-from turnout.server.messages import Abort, BeamSearch, Fatal, Ready, Reply, Report, Stop
+from turnout.server.engine import bridge
+from turnout.server.engine.bridge import EngineError, EngineProcess
+from turnout.server.engine.messages import Abort, BeamSearch, Fatal, Ready, Reply, Report, Stop
 
 STALL = 0.8  # seconds
 

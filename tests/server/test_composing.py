@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnout.server import main
+from turnout.server.cli import main
 
 COMMANDS = {  # what each is called with at the least, and its code for a wrong command line
     "simulate": (["workload.num_requests=3", "latency=constant", "blocks.num_blocks=400"], 2),

@@ -8,7 +8,7 @@ import shlex
 import fake_engine
 import pytest
 
-from turnout.server.console import Loading, welcome
+from turnout.server.cli.console import Loading, welcome
 
 
 def test_the_welcome_says_what_serves_and_how_to_try_it() -> None:

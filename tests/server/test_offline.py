@@ -11,13 +11,13 @@ import pytest
 from beam_reference import HashedRunner, asking, hashed, plainly
 
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, make_engine
 from turnout.core.types import Result, Step
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.scheduler import FCFS
-from turnout.server import offline
+from turnout.server.cli import offline
 from turnout.server.config import ChatConfig, GenerateConfig, SamplingConfig
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
+from turnout.testing import check_balance, make_engine
 
 PROMPT = "The sea is"
 HEAD = re.compile(r"^--- (\d) of (\d): log-probability (-?[\d.]+), (\d+) tokens$", re.MULTILINE)

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.overrides import Usage, checked, in_order, is_override, quoted, try_composing
+from turnout.server.cli.overrides import Usage, checked, in_order, is_override, quoted, try_composing
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ import pytest
 from fake_server import serving, wait_until
 
 from turnout.core.plugins import PluginError
+from turnout.server.cli.serve import _check_same, _url, listen
 from turnout.server.config import ServerConfig
-from turnout.server.serve import _check_same, _url, listen
 
 
 class Reader:

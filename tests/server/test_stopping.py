@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from turnout.server import stopping
-from turnout.server.stopping import SAME_SIGNAL, Stopping
+from turnout.server.cli import stopping
+from turnout.server.cli.stopping import SAME_SIGNAL, Stopping
 
 
 class NoTimer:

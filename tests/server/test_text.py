@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from turnout.core import ModelError
-from turnout.server.text import Detokenizer, Text
+from turnout.server.text.tokenizer import Detokenizer, Text
 
 SAMPLES = (
     "Hello, world!  Two spaces,\ttab,\r\nnewlines\n\n",
@@ -446,7 +446,7 @@ def test_a_decoder_that_cannot_be_streamed_exactly_is_refused(smollm2: str) -> N
 
 
 def test_importing_the_module_loads_no_tokenizer_library() -> None:
-    code = "import sys, turnout.server.text; print(sorted({'transformers', 'tokenizers'} & set(sys.modules)))"
+    code = "import sys, turnout.server.text.tokenizer; print(sorted({'transformers', 'tokenizers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -15,9 +15,9 @@ import fake_engine
 import pytest
 
 from turnout.core.types import Output, Request, Sampling
-from turnout.server import worker
-from turnout.server.messages import Abort, Fatal, Found, Progress, Question, Reply, Report, Setup, Stop, ToEngine
-from turnout.server.worker import Loop, Tell, compute, load
+from turnout.server.engine import worker
+from turnout.server.engine.messages import Abort, Fatal, Found, Progress, Question, Reply, Report, Setup, Stop, ToEngine
+from turnout.server.engine.worker import Loop, Tell, compute, load
 
 
 def asking(name: str, num: int = 3, do: str = "") -> Request:

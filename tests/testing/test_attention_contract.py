@@ -13,8 +13,8 @@ import torch
 from loop_attention import LoopAttention, broken
 
 from turnout.core import Capabilities, LayerSpec
-from turnout.core.testing import AttentionCase, AttentionContract, attention_cases, check_component
 from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.testing import AttentionCase, AttentionContract, attention_cases, check_component
 from turnout.testing.attention import Compared, attention_oracle, plain_attention
 from turnout.testing.attention_contract import attention_rules
 from turnout.testing.attention_scene import Scene

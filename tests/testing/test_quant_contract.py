@@ -10,7 +10,7 @@ import pytest
 import torch
 from nibbles import Nibbles, broken
 
-from turnout.core.testing import QuantizerContract, check_component
+from turnout.testing import QuantizerContract, check_component
 from turnout.testing.quant import quant_rules
 from turnout.testing.quant_model import distance
 from turnout.testing.quant_suite import error_of, noise

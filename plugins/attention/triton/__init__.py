@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
+from turnout.kernels.triton import has_fp8, interpreted, launching_on, num_processors, power_of_two
 from turnout.plugins.attention.eight_bit import as_bytes, zeros
 from turnout.plugins.attention.triton.shapes import Launch, decode_launch, parts, prompt_launch
-from turnout.plugins.kernels import has_fp8, interpreted, launching_on, num_processors, power_of_two
 
 LOG2_E = 1.4426950408889634
 STORED_TILE = 4096  # elements of keys one program stores at a time
@@ -84,7 +84,7 @@ class TritonAttention:
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
         """Zeros. float8_e4m3fn is kept as bytes, which torch can copy on every device."""
-        from turnout.plugins.attention.triton import kernels
+        from turnout.kernels.triton import attention as kernels
 
         self._kernels: Any = kernels
         self._interpreted = interpreted(kernels.attend)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.plugins.kernels import power_of_two
+from turnout.kernels.triton import power_of_two
 
 MOST_PARTS = 64  # of one decode's keys
 PROGRAMS = 4  # wanted for each processor: some load while others compute

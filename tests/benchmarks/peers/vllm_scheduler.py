@@ -23,8 +23,8 @@ PROMPT, BLOCK = 32, 16
 
 def ours(num_running: int, name: str) -> Callable[[], None]:
     from turnout.core import Request, Result, Sampling, Step
-    from turnout.core.testing import make_engine
     from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+    from turnout.testing import make_engine
 
     class Ready:
         def run(self, step: Step) -> Result:

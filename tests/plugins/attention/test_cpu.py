@@ -14,10 +14,10 @@ from models import one_thread
 from torch import Tensor
 
 from turnout.core import KVSpec, LayerSpec
-from turnout.core.testing import AttentionCase, AttentionContract
-from turnout.plugins import native
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu import build
 from turnout.plugins.attention.cpu import CpuAttention
-from turnout.plugins.native import build
+from turnout.testing import AttentionCase, AttentionContract
 from turnout.testing.attention import check_attention
 from turnout.testing.attention_scene import Part, Scene
 

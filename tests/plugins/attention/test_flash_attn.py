@@ -14,9 +14,9 @@ from emulated import flash
 from models import one_thread
 
 from turnout.core import Capabilities, LayerSpec
-from turnout.core.testing import AttentionContract
 from turnout.plugins.attention import flash_versions
 from turnout.plugins.attention.flash_attn import FlashAttention
+from turnout.testing import AttentionContract
 from turnout.testing.attention import check_attention
 from turnout.testing.attention_scene import AttentionCase
 

@@ -17,8 +17,8 @@ from emulated.infer import flashinfer
 from models import one_thread
 
 from turnout.core import Capabilities, LayerSpec
-from turnout.core.testing import AttentionContract
 from turnout.plugins.attention.flashinfer import FlashInfer
+from turnout.testing import AttentionContract
 from turnout.testing.attention import check_attention
 from turnout.testing.attention_scene import AttentionCase, Scene, batch_of
 

@@ -10,8 +10,8 @@ import torch
 from models import one_thread
 
 from turnout.core import LayerSpec
-from turnout.core.testing import AttentionContract
 from turnout.plugins.attention.flex import FlexAttention
+from turnout.testing import AttentionContract
 from turnout.testing.attention import check_attention
 from turnout.testing.attention_cases import selected_cases
 from turnout.testing.attention_scene import AttentionCase, Lens
@@ -91,7 +91,7 @@ def test_kernels_say_whether_they_are_compiled() -> None:
 
 def test_without_a_gpu_and_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("turnout.plugins.native.compiler", lambda: None)
+    monkeypatch.setattr("turnout.kernels.cpu.compiler", lambda: None)
     assert "install a C++ compiler" in (FlexAttention.obstacle() or "")
 
 

@@ -14,9 +14,9 @@ import torch
 from interpreting import NO_INTERPRETER
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
-from turnout.core.testing import AttentionCase, AttentionContract
 from turnout.plugins.attention.triton import TritonAttention
 from turnout.plugins.attention.triton.shapes import MOST_PARTS, decode_launch, parts, prompt_launch
+from turnout.testing import AttentionCase, AttentionContract
 from turnout.testing.attention import check_attention
 from turnout.testing.attention_cases import BRIEF, attention_cases, selected_cases
 

@@ -7,8 +7,8 @@ from unittest import SkipTest
 import pytest
 
 from turnout.core import Request
-from turnout.core.testing import BlockManagerContract, check_component
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
+from turnout.testing import BlockManagerContract, check_component
 from turnout.testing.blocks import block_rules
 
 

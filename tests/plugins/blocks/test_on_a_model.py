@@ -10,11 +10,11 @@ from engines import engine_on, words
 from models import one_thread
 
 from turnout.core import Preemption, Request, Sampling
-from turnout.core.testing import serve_all
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
+from turnout.testing import serve_all
 
 MAKES: dict[str, Callable[[], PagedBlocks | RadixBlocks]] = {
     "paged": lambda: PagedBlocks(8, host_blocks=20),

@@ -10,10 +10,10 @@ import pytest
 
 from turnout.core import Finish, Preemption, Request, Result, Sampling, Scheduler, Step
 from turnout.core.engine import Engine
-from turnout.core.testing import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
 
 Manager = PagedBlocks | RadixBlocks
 MAKES: dict[str, Callable[[], Manager]] = {

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from turnout.core import ModelError
 from turnout.core.interfaces import Quantizer
+from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.loader.fuse import Part
 from turnout.plugins.loader.model import Model, inspect, load
-from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant.none import Unquantized
 
 PROMPT = [5, 17, 99, 3, 42, 61, 8]

@@ -12,8 +12,8 @@ from models import one_thread
 from torch import Tensor
 
 from turnout.core.types import LayerSpec
+from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.loader.model import Info, Model, inspect, load
-from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant.none import Unquantized
 
 PROMPTS = [[5, 17, 99, 3, 42], [61, 8, 8, 23, 77, 104, 12, 90, 31, 6, 55, 120, 2], [9, 44, 71, 13, 28, 66, 100, 35]]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from turnout.core import plugins
-from turnout.core.testing import QuantizerContract
 from turnout.plugins.quant.fp8 import Fp8
 from turnout.plugins.quant.int8 import Int8
 from turnout.plugins.quant.none import Unquantized
+from turnout.testing import QuantizerContract
 
 FIXTURES = sorted(folder.parent for folder in (Path(__file__).parent / "fixtures").glob("*/config.json"))
 

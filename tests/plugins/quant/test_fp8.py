@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from turnout.core import ModelError
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.loader.fuse import fuse
 from turnout.plugins.quant import compressed_8bit, fp8_linear, schemes
 from turnout.plugins.quant.compressed import CompressedTensors

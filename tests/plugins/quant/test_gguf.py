@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from turnout.core import ModelError
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.formats.source import NOTE, made_of
 from turnout.plugins.loader import checkpoint
 from turnout.plugins.loader.model import Model, inspect, load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnout.plugins import native
+from turnout.kernels import cpu as native
 from turnout.plugins.formats.source import made_of
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.gguf import Gguf

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from turnout.plugins import native
-from turnout.plugins.native import pages
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu import pages
 from turnout.plugins.quant import grouped, grouped_native
 from turnout.plugins.quant.grouped import Grouped, pack
 

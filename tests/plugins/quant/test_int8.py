@@ -19,11 +19,11 @@ from interpreting import NO_INTERPRETER
 from torch import Tensor, nn
 
 from turnout.core import ModelError
-from turnout.plugins import native
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.loader.fuse import fuse
 from turnout.plugins.loader.model import inspect
 from turnout.plugins.loader.native_layer import NativeForward
-from turnout.plugins.native.linear import PackedLinear
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.int8 import Int8
 from turnout.plugins.quant.int8_linear import NativeInt8, TorchInt8, TritonInt8, _Data, make, pack, quantized, unpack

@@ -10,8 +10,8 @@ import pytest
 from virtual import LAW, TimedRunner, ask, drive, first_chunks, timed_engine
 
 from turnout.core import Request, Result, Step
-from turnout.core.testing import make_engine, serve_all
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
+from turnout.testing import make_engine, serve_all
 
 ROOM = {"num_blocks": 600, "block_size": 16, "max_num_batched_tokens": 2048, "max_num_seqs": 16}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from virtual import ask, drive, first_chunks, timed_engine
 
-from turnout.core.testing import make_engine
 from turnout.plugins.scheduler import FCFS
+from turnout.testing import make_engine
 
 
 def test_requests_start_in_the_order_they_came_however_long_or_urgent() -> None:

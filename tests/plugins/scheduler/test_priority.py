@@ -8,9 +8,9 @@ import pytest
 from virtual import ask, drive, first_chunks, timed_engine
 
 from turnout.core import Request
-from turnout.core.testing import check_balance, continuation, make_engine
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import Priority
+from turnout.testing import check_balance, continuation, make_engine
 
 
 class TestOrder:

@@ -13,10 +13,10 @@ from virtual import drive, timed_engine
 
 from turnout.core import Preemption, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
-from turnout.core.testing import check_balance, continuation
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.preemption.victims import RULES
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
+from turnout.testing import check_balance, continuation
 
 chunks = st.sampled_from([1, 3, 16, 64])
 targets = st.sampled_from([1e-4, 0.01, 1.0])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
-from turnout.server.messages import Ask, BeamSearch
-from turnout.server.text import Text
+from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.text.tokenizer import Text
 
 STORY = (
     " blue and wide, and the harbour town lies between two hills where the river meets it. Every morning the fishermen"

@@ -12,8 +12,8 @@ from callers import BOTH, Api, until
 from scripted import ScriptedEngine
 
 from turnout.core.types import Request
-from turnout.server.messages import BeamSearch
-from turnout.server.text import Text
+from turnout.server.engine.messages import BeamSearch
+from turnout.server.text.tokenizer import Text
 
 SEA = "The sea is"
 

@@ -8,7 +8,7 @@ import pytest
 from callers import Api
 from scripted import ScriptedEngine
 
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 ASK = {"role": "user", "content": "Tell me about the sea."}
 

@@ -9,7 +9,7 @@ from callers import Api
 from scripted import ScriptedEngine
 
 from turnout.core.types import Request
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 SEA = "The sea is"
 

@@ -11,13 +11,13 @@ from engines import LocalEngine
 from scripted import ScriptedEngine
 
 from turnout.core.hooks import new_hooks
-from turnout.core.testing import make_engine
 from turnout.plugins.scheduler import FCFS
-from turnout.server.app import create_app
-from turnout.server.bridge import EngineError
+from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
+from turnout.server.engine.bridge import EngineError
 from turnout.server.steplog.observe import Eyes, ObservedEngine
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
+from turnout.testing import make_engine
 
 PATHS = ("/debug/engine", "/debug/requests", "/debug/requests/abc")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from callers import BOTH, Api
 
-from turnout.server.schema import MAX_BODY
+from turnout.server.api.schema import MAX_BODY
 
 JSON = {"content-type": "application/json"}
 

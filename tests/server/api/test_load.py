@@ -12,7 +12,7 @@ import pytest
 from callers import BOTH, Api, until
 from scripted import ScriptedEngine
 
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 
 @pytest.mark.parametrize("path", BOTH)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import ScriptedEngine
 
 from turnout.core.types import BlockStats, Stats
-from turnout.server.bridge import EngineError
+from turnout.server.engine.bridge import EngineError
 
 LABELS = {"model_name": "models/smol", "engine": "0"}
 

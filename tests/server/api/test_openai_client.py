@@ -9,8 +9,8 @@ import pytest
 from callers import until
 from scripted import ScriptedEngine
 
-from turnout.server.bridge import EngineError
-from turnout.server.text import Text
+from turnout.server.engine.bridge import EngineError
+from turnout.server.text.tokenizer import Text
 
 ASK = [{"role": "user", "content": "Tell me about the sea."}]
 MODEL = "models/smol"

@@ -9,7 +9,7 @@ import pytest
 from callers import BOTH, Api
 from scripted import ScriptedEngine
 
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 
 def test_models_are_listed_and_read_by_name(api: Api) -> None:

@@ -10,7 +10,7 @@ import pytest
 from callers import BOTH, Api
 from scripted import ScriptedEngine
 
-from turnout.server.bridge import EngineError
+from turnout.server.engine.bridge import EngineError
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_unknown_fields_are_ignored_with_a_debug_line(api: Api, path: str, caplo
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("empty", [None, {}, []], ids=repr)
 def test_an_empty_optional_field_is_the_same_as_an_absent_one(api: Api, path: str, empty: Any) -> None:
-    from turnout.server.schema import ChatRequest, CompletionRequest
+    from turnout.server.api.schema import ChatRequest, CompletionRequest
 
     kind = CompletionRequest if path == BOTH[0] else ChatRequest
     names = [name for name in kind.model_fields if name not in ("prompt", "messages")]

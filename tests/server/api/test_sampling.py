@@ -11,10 +11,10 @@ from callers import BOTH, Api
 from scripted import ScriptedEngine
 
 from turnout.core.types import Sampling
-from turnout.server.app import create_app
+from turnout.server.api.app import create_app
+from turnout.server.api.defaults import DEFAULTED
 from turnout.server.config import ServerConfig
-from turnout.server.defaults import DEFAULTED
-from turnout.server.text import Text
+from turnout.server.text.tokenizer import Text
 
 BARE = {"temperature": None}  # the helper sends temperature 0 otherwise
 

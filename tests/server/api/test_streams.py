@@ -12,11 +12,11 @@ from callers import BOTH, Api, live, until
 from scripted import ScriptedEngine
 
 from turnout.core.types import Request
-from turnout.server import streams
-from turnout.server.app import create_app
-from turnout.server.bridge import EngineError
+from turnout.server.api import streams
+from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
-from turnout.server.text import Text
+from turnout.server.engine.bridge import EngineError
+from turnout.server.text.tokenizer import Text
 
 
 @pytest.mark.parametrize("path", BOTH)

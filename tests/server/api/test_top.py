@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from test_debug import Observed
 
-from turnout.server import top
-from turnout.server.app import create_app
+from turnout.lab import top
+from turnout.lab.top import Options, Sample, rows, scrape
+from turnout.server.api.app import create_app
+from turnout.server.cli.main import main
+from turnout.server.cli.overrides import Usage
 from turnout.server.config import ServerConfig
-from turnout.server.main import main
-from turnout.server.overrides import Usage
-from turnout.server.text import Text
-from turnout.server.top import Options, Sample, rows, scrape
+from turnout.server.text.tokenizer import Text
 
 PLUGINS = {"model_name": "m", "engine": "0", "plugin_version": "", "scheduler": "fcfs", "attention": "cpu"}
 

@@ -1,0 +1,1 @@
+"""Kernels and what loads them. Nothing here knows the core or any plugin."""

@@ -1,0 +1,1 @@
+"""What is done with a recording afterwards: replay, where the time went, traces."""

@@ -1,0 +1,1 @@
+"""The command line: composes the configuration and starts what was asked for."""

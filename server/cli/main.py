@@ -1,0 +1,146 @@
+"""`turnout`: a command, then Hydra overrides. It composes the configuration and hands it on; it computes nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points, version
+
+from turnout.core import plugins
+from turnout.core.plugins import PluginError
+from turnout.server.cli.composing import config_dirs, installed, searchpath
+from turnout.server.cli.overrides import MANY, Usage, checked, in_order, is_override, objects, try_composing
+
+USAGE = """\
+turnout: serve large language models, composed from plugins
+
+  turnout serve [OVERRIDE ...]               an OpenAI-compatible server
+  turnout generate "PROMPT" [OVERRIDE ...]   complete a prompt here, without a server
+  turnout chat [OVERRIDE ...]                chat in this terminal
+  turnout top [url=URL]                      what a running server is doing
+  turnout replay FILE                        a run recorded with record=FILE again: the same decisions?
+  turnout why FILE REQUEST_ID                where the time of a recorded request went
+  turnout trace FILE [out=FILE]              a recording as a trace for ui.perfetto.dev
+  turnout simulate [OVERRIDE ...]            the same scheduler and memory under a virtual clock, without a model
+  turnout ab b="[OVERRIDE, ...]"             what a change does to the answers and to the speed; exit code 0: nothing
+  turnout bench [OVERRIDE ...]               how fast a composition is, here or behind a URL
+  turnout tune [OVERRIDE ...]                a better composition for a workload and a goal, with the evidence
+  turnout quantize method=... out=FOLDER     a smaller checkpoint of a model, which other engines load too
+  turnout plugins                            every choice of every slot, with its options
+  turnout plugins doctor                     what cannot work here, and why
+  turnout plugins check SLOT=NAME            does a plugin keep its contract?
+
+An override is KEY=VALUE, for example
+  turnout serve model=PATH attention=torch scheduler=chunked_prefill scheduler.chunk=512 preemption=swap
+  turnout serve experiment=low_latency server.port=9000
+  turnout generate "The sea is" sampling.temperature=0 sampling.max_tokens=32
+  turnout COMMAND --help       every key and its default
+  turnout COMMAND --cfg job    the composed configuration
+"""
+COMMANDS = ("serve", "generate", "chat")
+ENTRY_POINTS = "turnout.commands"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script. Exit codes: 0 done, 1 it failed, 2 the command or configuration is wrong."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(
+        level=os.environ.get("TURNOUT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return
+    if args[0] in ("-V", "--version", "version"):
+        print(f"turnout {version('turnout')}")
+        return
+    try:
+        if args[0] == "plugins":
+            from turnout.server.cli.plugins_cli import run
+
+            sys.exit(run(args[1:]))
+        if (command := _commands().get(args[0])) is not None:
+            sys.exit(command.load()(args[1:]))
+        if args[0] not in COMMANDS:
+            known = (*COMMANDS, *sorted(_commands()), "plugins")
+            raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(known)}")
+        _compose(args[0], args[1:])
+    except (Usage, PluginError) as error:
+        _complain(error)
+        sys.exit(2)
+
+
+def _commands() -> dict[str, EntryPoint]:
+    """Commands that packages bring, the laboratory's own among them: functions of the arguments that return the exit code."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def _compose(command: str, args: list[str]) -> None:
+    """Run `command` on the configuration that Hydra composes from the overrides."""
+    found = installed()
+    args, folders = config_dirs(in_order(args))
+    flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))  # behind it, their values too
+    free = [arg for arg in args[:flags] if not is_override(arg)] if command == "generate" else []
+    if len(free) > 1:
+        raise Usage(f"there is one prompt, in one pair of quotes; {len(free)} arguments are no overrides: {free}")
+    prompt = free[0] if free else None
+    args = [arg for arg in args if arg not in free]
+    many = any(arg in MANY for arg in args)
+    if command != "generate" and many:
+        raise Usage(f"turnout {command} does one thing at a time; --multirun is for generate and benchmarks")
+    overrides = [*searchpath(found, folders), *checked(args, found)]
+    import hydra
+    from omegaconf import DictConfig
+
+    if any(arg.startswith("-") for arg in args):
+        import turnout.server.config  # noqa: F401  stores the schemas
+    else:
+        try_composing(command, overrides, found)
+
+    def task(composed: DictConfig) -> None:
+        code = _run(command, composed, prompt)
+        if code or not many:  # the first point of a sweep that fails ends it
+            sys.exit(code)
+
+    sys.argv = [f"turnout {command}", *overrides]
+    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name=command)(task)()
+
+
+def _run(command: str, composed: object, prompt: str | None) -> int:
+    from omegaconf import DictConfig
+
+    from turnout.core import ModelError
+    from turnout.server.config import GenerateConfig
+
+    assert isinstance(composed, DictConfig)
+    try:
+        config = objects(composed, plugins.load())
+        if isinstance(config, GenerateConfig) and prompt is not None:
+            config.prompt = prompt
+        return _action(command)(config)
+    except (ModelError, PluginError, Usage, ValueError) as error:
+        _complain(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _action(command: str) -> Callable[..., int]:
+    """The function behind a command, imported when it is asked for."""
+    if command == "serve":
+        from turnout.server.cli.serve import serve
+
+        return serve
+    from turnout.server.cli import offline
+
+    return offline.generate if command == "generate" else offline.chat
+
+
+def _complain(error: Exception) -> None:
+    print(f"turnout: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engine's own process and the pipe to it: tokens only, no text and no HTTP."""

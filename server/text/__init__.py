@@ -1,0 +1,1 @@
+"""Tokens and text: templates, tokenizing, detokenizing. It knows no engine and no HTTP."""

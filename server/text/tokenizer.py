@@ -1,0 +1,250 @@
+"""Text to token ids and back: the tokenizer, the chat template, what the model's folder says about generation.
+
+It wraps a tokenizer of the `tokenizers` library and knows no request and no engine. Its methods may be called from
+several threads at once. `Detokenizer`, for text that arrives token by token, is in the module of that name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from turnout.core import ModelError
+from turnout.server.text.detokenizer import Detokenizer
+
+__all__ = ["Detokenizer", "Text"]
+
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PROBE = "Hello wörld, 世界 สวัสดี 🎉\n\tif x: return"
+
+
+class Text:
+    """A model's tokenizer and chat template. Make one with `load`."""
+
+    def __init__(self, tokenizer: Any, generation: Mapping[str, Any]) -> None:
+        """`tokenizer`: a fast tokenizer of transformers; `generation`: what generation_config.json holds."""
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._tokens: dict[int, str] = {
+            i: token for token, i in self._backend.get_vocab(with_added_tokens=True).items()
+        }
+        self._bytes: dict[int, bytes] = {}  # by id, filled when asked for
+        self.vocab_size = max(self._tokens) + 1  # every id the tokenizer knows is below it
+        self.special_ids = frozenset(i for i, t in self._backend.get_added_tokens_decoder().items() if t.special)
+        self.eos_ids = frozenset(_ints(tokenizer.eos_token_id)) | frozenset(_ints(generation.get("eos_token_id")))
+        self.generation_defaults = {k: generation[k] for k in DEFAULTS if generation.get(k) is not None}
+        decoders = _types(self._backend.decoder)
+        self.bytewise = "ByteLevel" in decoders  # the text of ids is their joined bytes, as UTF-8
+        self._byte_ids = (
+            {i for i, t in self._tokens.items() if _byte(t) is not None} if "ByteFallback" in decoders else set()
+        )
+        if self.bytewise:
+            self._check_bytes()
+
+    @classmethod
+    def load(cls, folder: str) -> Text:
+        """Read the tokenizer in a Hugging Face folder. Raises ModelError when there is none that can be used."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # what transformers raises depends on what the files lack
+            raise ModelError(f"the tokenizer in {folder} can't be read: {error}") from error
+        if not tokenizer.is_fast:
+            raise ModelError(
+                f"the tokenizer in {folder} is a {type(tokenizer).__name__}, which the tokenizers library can't run; "
+                "put a tokenizer.json into the folder"
+            )
+        path = Path(folder) / "generation_config.json"
+        try:
+            generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            raise ModelError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(generation, dict):
+            raise ModelError(f"{path} must hold a JSON object, got {generation!r}")
+        return cls(tokenizer, generation)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. Special tokens that are spelled out in it become ids too."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text has half a surrogate pair at character {error.start}, which is no text"
+            ) from None
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. Ids the tokenizer does not know are left out; invalid bytes become U+FFFD."""
+        text: str = self._backend.decode([i for i in ids if i in self._tokens], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def knows(self, token: int) -> bool:
+        return token in self._tokens
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the id is one byte spelled <0xNN>, whose meaning depends on the bytes around it."""
+        return token in self._byte_ids
+
+    @cached_property
+    def anchor(self) -> int:
+        """An ordinary token: what another one adds to a text shows behind it, not at a text's start."""
+        for token in sorted(self._tokens.keys() - self.special_ids - self._byte_ids):
+            if self.decode([token]).isalnum():
+                return token
+        raise ModelError("the tokenizer has no token that is a word or a number, so texts can't be told apart")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes an id adds to a text; those of several ids, joined, are the UTF-8 of theirs. Unknown ids: none.
+
+        Tokenizers that drop a space from the start of a text still have it here.
+        """
+        found = self._bytes.get(token)
+        if found is None:
+            if token not in self._tokens:
+                return b""
+            found = self._bytes[token] = self._find_bytes(token)
+        return found
+
+    def token_text(self, token: int) -> str:
+        r"""The text of one id for display; `bytes:\xe4\xb8` when its bytes are no whole text."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt ids of a conversation. With `continue_final_message` they end with that message, to the character.
+
+        Start tokens are the template's business: none is added. Raises ValueError, with the template's own message
+        where there is one, for whatever can't be rendered.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other: set one of them")
+        if self._tokenizer.chat_template is None:
+            raise ValueError("this model has no chat template, so it takes completions only")
+        if not messages:
+            raise ValueError("messages must not be empty")
+        options = dict(template_kwargs or {})
+        reserved = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - {"documents", "kwargs"}
+        for name in sorted(options.keys() & (reserved | {"messages", "conversations"})):
+            raise ValueError(f"a chat template's variable can't be called {name}: the name is taken")
+        options |= {"tools": [dict(tool) for tool in tools] if tools else None}
+        plain = [_plain(message, index) for index, message in enumerate(messages)]
+        if continue_final_message:
+            text = self._continued(plain, options)
+        else:
+            text = self._render(plain, options, add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any], prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=prompt, **options
+            )
+        except TemplateError as error:
+            raise ValueError(error.message or type(error).__name__) from error
+        except Exception as error:  # a template is a program: what it may raise is not known
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return text
+
+    def _continued(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+        """The conversation up to the last character of its last message."""
+        last, start = messages[-1], messages[:-1]
+        mark = "[the-answer-goes-on-here]"
+        while any(mark in str(message) for message in messages):
+            mark = f"[{mark}]"
+        prefill = last["content"]
+        for content in (prefill + mark, mark):  # the second when the template changes the text, trims it for one
+            head, found, _ = self._render([*start, last | {"content": content}], options, False).rpartition(mark)
+            if found and (head.endswith(prefill) or content == mark):
+                return head if content != mark else head + prefill
+        raise ValueError("the chat template leaves the last message out, so it can't be continued")
+
+    def _find_bytes(self, token: int) -> bytes:
+        spelled = self._tokens[token]
+        if self.bytewise:
+            try:
+                return bytes([_BYTE_OF[char] for char in spelled])
+            except KeyError:  # an added token, written as it is
+                return spelled.encode()
+        if token in self.special_ids:
+            return spelled.encode()
+        if token in self._byte_ids:
+            return bytes([_byte(spelled) or 0])
+        return self.decode([self.anchor, token])[len(self.decode([self.anchor])) :].encode()
+
+    def _check_bytes(self) -> None:
+        ids = self.encode(PROBE) + sorted(self._tokens)[:: max(1, len(self._tokens) // 500)]
+        text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        if text != self.decode(ids, skip_special_tokens=False):
+            raise ModelError(
+                "the tokenizer's decoder does more than join bytes, so its text can't be streamed exactly; "
+                f"its parts are {', '.join(_types(self._backend.decoder))}, and ByteLevel must stand alone"
+            )
+
+
+def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The message with its content as one string, as templates expect it."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"messages[{index}] must be an object with a role")  # noqa: TRY004 - what a client sent
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f"messages[{index}].content has a part of type {kind}; this model reads text only")
+        content = "\n".join(part["text"] for part in content)  # as `conversation` joins them
+    if not isinstance(content, str | None):
+        raise ValueError(f"messages[{index}].content must be text or a list of text parts")  # noqa: TRY004
+    return {**message, "content": content or ""}
+
+
+def _ints(value: Any) -> list[int]:
+    """The token ids among them."""
+    return [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v >= 0]
+
+
+def _types(decoder: Any) -> list[str]:
+    """The kinds of decoders a tokenizer chains."""
+    if decoder is None:
+        return []
+    state = json.loads(decoder.__getstate__())
+    return [part["type"] for part in state.get("decoders", [state])]
+
+
+def _byte(token: str) -> int | None:
+    """The byte that a token like <0x0A> stands for."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return int(token[3:5], 16)
+        except ValueError:
+            return None
+    return None
+
+
+def _byte_chars() -> dict[str, int]:
+    """How byte-level tokenizers spell bytes: printable ones as themselves, others from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_chars()

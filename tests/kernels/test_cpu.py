@@ -1,0 +1,234 @@
+"""The native kernels: right against float64, whatever the shapes; built once, and honest where they cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import VOCAB, dense, reference, save
+from torch import nn
+
+from turnout.core.interfaces import LayerSpec
+from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import PackedLinear
+from turnout.plugins.attention.cpu import CpuAttention
+from turnout.plugins.attention.torch_sdpa import TorchAttention
+from turnout.plugins.loader.fuse import fuse
+from turnout.plugins.loader.model import inspect, load
+from turnout.plugins.loader.native_layer import NativeForward
+from turnout.plugins.loader.native_ops import GatedMLP, RMSNorm, Rotary, exchange
+from turnout.plugins.quant.none import Unquantized
+from turnout.testing import AttentionCase, attention_cases, run_attention
+from turnout.testing.attention import check_attention
+
+pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+
+CASES = list(attention_cases(CpuAttention.capabilities))
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_attention_equals_the_float64_oracle(backend: type, case: AttentionCase) -> None:
+    check_attention(backend(), case)
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize(
+    "lens", [((1, 1500),), ((1, 1024), (1, 3)), ((40, 1500),), ((1, 1025), (70, 70)), ((300, 300),)]
+)
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_ranges_are_split_over_threads_and_merged_right(
+    backend: type, lens: tuple[tuple[int, int], ...], window: int | None
+) -> None:
+    case = AttentionCase("long", LayerSpec(6, 2, 64, 0.125, window=window), lens)
+    got, want = run_attention(backend(), case)
+    assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize("dim", [40, 80, 96, 112, 160, 192, 256])
+def test_any_head_size_keeps_its_own_scale(backend: type, dim: int) -> None:
+    case = AttentionCase("size", LayerSpec(5, 1, dim, dim**-0.5), ((1, 33), (9, 20)))
+    got, want = run_attention(backend(), case)
+    assert (got.double() - want).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+def test_a_request_gets_the_same_answer_whatever_its_neighbours_are(backend: type) -> None:
+    layer = LayerSpec(6, 2, 64, 0.125)
+    alone, _ = run_attention(backend(), AttentionCase("alone", layer, ((1, 40),)))
+    wants = run_attention(backend(), AttentionCase("many", layer, ((1, 40), (7, 23), (1, 900), (33, 33))))
+    assert (wants[0].double() - wants[1]).abs().max() < 2e-5 and torch.isfinite(alone).all()
+
+
+@pytest.mark.parametrize("rows", [*range(1, 16), 29, 70, 150])
+@pytest.mark.parametrize("shape", [(960, 576), (33, 7), (1, 64), (50, 100)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_weights_give_the_same_products_whatever_the_number_of_rows(
+    rows: int, shape: tuple[int, int], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(shape), torch.randn(1, rows, shape[1])
+    offset = torch.randn(shape[0]) if bias else None
+    made, expected = (
+        PackedLinear(weight, offset),
+        F.linear(x.double(), weight.double(), None if offset is None else offset.double()),
+    )
+    torch.testing.assert_close(made(x).double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(made(x.transpose(1, 2).contiguous().transpose(1, 2)), made(x))
+    assert torch.equal(made.weight, weight) and torch.equal(
+        PackedLinear(weight.t().contiguous().t(), offset)(x), made(x)
+    )
+    assert all(torch.equal(made(x)[0, row], made(x[:, row : row + 1])[0, 0]) for row in range(rows)), (
+        "rows depend on none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "num"), [(9, 3, 64, 1), (4, 2, 16, 7), (8, 1, 80, 200), (2, 2, 6, 3)]
+)
+def test_rotation_equals_the_model_files_own(heads: int, kv_heads: int, dim: int, num: int) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as original
+
+    torch.manual_seed(0)
+    packed = torch.randn(1, num, (heads + 2 * kv_heads) * dim)
+    q, k, _ = packed.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+    q, k = q.view(1, num, heads, dim).transpose(1, 2), k.view(1, num, kv_heads, dim).transpose(1, 2)
+    cos, sin = torch.randn(1, num, dim), torch.randn(1, num, dim)
+    for got, want in zip(Rotary(original)(q, k, cos, sin), original(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+class Norm(nn.Module):
+    """As model files write it."""
+
+    def __init__(self, plus: float, dim: int = 48) -> None:
+        super().__init__()
+        self.weight, self.eps, self.plus = nn.Parameter(torch.randn(dim)), 1e-5, plus
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (self.weight + self.plus)
+
+
+class Block(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(48, 70, bias=False), nn.Linear(48, 70, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(70, 48, bias=False), act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num", [1, 3, 40])
+@torch.inference_mode()
+def test_exchanged_modules_compute_the_same_and_others_stay(num: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, num, 48)
+    net = nn.ModuleDict(
+        {
+            "norm": Norm(0.0),
+            "gemma": Norm(1.0),
+            "layer_norm": nn.LayerNorm(48),
+            "silu": Block(nn.SiLU()),
+            "gelu": Block(nn.GELU()),
+        }
+    )
+    before = {name: module(x) for name, module in net.items()}
+    fuse(net)
+    exchange(net)
+    kinds = {name: type(module) for name, module in net.items()}
+    assert kinds == {"norm": RMSNorm, "gemma": RMSNorm, "layer_norm": nn.LayerNorm, "silu": GatedMLP, "gelu": Block}
+    assert isinstance(net["gelu"].get_submodule("down_proj"), PackedLinear)
+    for name, module in net.items():
+        torch.testing.assert_close(module(x), before[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TURNOUT_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_the_kernels_are_compiled_once_and_kept(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    native.library()
+    assert len(list((tmp_path / "native").iterdir())) == 1  # nothing half made beside it
+    native.library.cache_clear()
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    native.library()
+
+
+def test_without_a_compiler_it_says_what_to_install(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "apt-get install g++" in str(native.obstacle())
+    with pytest.raises(native.NativeError, match="no C"):
+        native.library()
+    assert CpuAttention.obstacle() == native.obstacle()
+
+
+def test_without_a_compiler_the_best_library_that_came_along_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, other = native.library()._name, tmp_path / "x86-64-v4.so"
+    (tmp_path / "x86-64-v3.so").symlink_to(here)
+    monkeypatch.setattr(native.build, "PREBUILT", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(native.build, "features", lambda: native.build.AVX2)
+    native.library.cache_clear()
+    try:
+        assert native.obstacle() is None and "x86-64-v3" in native.kernels()
+        assert native.library().turnout_attend is not None
+        other.symlink_to(here)
+        assert "x86-64-v3" in native.kernels(), "better, but not for this machine"
+        monkeypatch.setattr(native.build, "features", lambda: native.build.AVX2 | native.build.AVX512)
+        assert "x86-64-v4" in native.kernels()
+        monkeypatch.setattr(native.build, "features", lambda: frozenset({"sse2"}))
+        assert "compiled kernels are absent" in str(native.obstacle())
+    finally:
+        native.library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_quoted(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(native.NativeError, match="no such flag"):
+        native.library()
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "gemma2", "granite", "smollm3"])
+def test_native_layers_of_a_loaded_model_equal_transformers_own(arch: str, tmp_path: Path) -> None:
+    """A step takes the native layers where a model has the usual form, and the model's own code elsewhere."""
+    save(arch, tmp_path)
+    model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
+    forwards = [m.__dict__.get("forward") for m in model._net.modules()]
+    native_layers = sum(isinstance(f, NativeForward) for f in forwards)
+    assert native_layers == {"llama": 3, "mistral": 3, "qwen2": 3}.get(arch, native_layers)
+    for length in (1, 2, 4, 40):
+        tokens = [(7 * i + 3) % VOCAB for i in range(length)]
+        with torch.inference_mode():
+            logits = model(
+                torch.tensor(tokens), torch.arange(length), torch.arange(length), dense(model.info.layers, [length])
+            )
+        torch.testing.assert_close(logits, reference(tmp_path, tokens), atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_layer_with_other_arguments_runs_the_models_own_code(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    model = load(inspect(str(tmp_path), "float32", "cpu"), Unquantized())
+    layer = next(m for m in model._net.modules() if isinstance(m.__dict__.get("forward"), NativeForward))
+    called: list[int] = []
+    layer.forward._original = lambda x, *rest, **options: called.append(x.shape[1]) or x  # type: ignore[union-attr]
+    tokens = torch.arange(40)
+    model(tokens, tokens, tokens[:1], dense(model.info.layers, [40]))
+    assert called == []
+    layer.forward(torch.zeros(1, 5, layer.self_attn.q_proj.in_features), position_embeddings=None)  # type: ignore[union-attr, operator]
+    assert called == [5]
