@@ -20,7 +20,7 @@ import turnout.server  # noqa: F401  before torch: it says how torch's threads w
 
 import torch  # isort: skip
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from engines import engine_on
 

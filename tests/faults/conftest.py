@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import models
 import pytest
+from callers import Api
 from engines import LocalEngine
 
 from turnout.core.engine import Engine
@@ -16,10 +15,6 @@ from turnout.plugins.quant.none import Unquantized
 from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
 from turnout.server.text.tokenizer import Text
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "api"))  # its helpers are imported by name
-
-from callers import Api
 
 Tiny = Callable[..., Model]
 

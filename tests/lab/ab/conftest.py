@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from bytewise import save_model
+from commands import Ab
 from models import one_thread
 
 from turnout.server.cli import main
 from turnout.server.text.tokenizer import Text
-
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name
-
-from commands import Ab
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from callers import live
 from engines import LocalEngine, engine_on
 
 from turnout.core import plugins
@@ -26,10 +25,6 @@ from turnout.plugins.quant.none import Unquantized
 from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
 from turnout.server.text.tokenizer import Text
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
-
-from callers import live
 
 SETTINGS = Settings(max_tokens=6, num_top=8)
 EXTENSIONS = {"return_tokens_as_token_ids", "return_token_ids", "ignore_eos", "add_special_tokens", "cache_salt"}

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from callers import Api, live
+from scripted import ScriptedEngine
 
 from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
 from turnout.server.text.tokenizer import Text
-
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers are imported by name
-
-from callers import Api, live
-from scripted import ScriptedEngine
 
 
 @pytest.fixture(scope="session")

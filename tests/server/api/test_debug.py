@@ -7,32 +7,15 @@ from typing import Any
 
 import pytest
 from callers import Api
-from engines import LocalEngine
+from observed import Observed
 from scripted import ScriptedEngine
 
-from turnout.core.hooks import new_hooks
-from turnout.plugins.scheduler import FCFS
 from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
 from turnout.server.engine.bridge import EngineError
-from turnout.server.steplog.observe import Eyes, ObservedEngine
 from turnout.server.text.tokenizer import Text
-from turnout.testing import make_engine
 
 PATHS = ("/debug/engine", "/debug/requests", "/debug/requests/abc")
-
-
-class Observed(LocalEngine):
-    """An engine on the fake model in this process, with a step log."""
-
-    def __init__(self) -> None:
-        hooks = new_hooks()
-        eyes = Eyes(hooks, None, 0)
-        super().__init__(make_engine(FCFS(), hooks=hooks, max_num_seqs=1))
-        self._observed = ObservedEngine(self.engine, eyes)
-
-    async def ask(self, topic: str, name: str = "") -> Any:
-        return self._observed.answer(topic, name)
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import dataclasses
 import httpx
 import pytest
 from callers import live
+from observed import Observed
 from scripted import ScriptedEngine
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
-from test_debug import Observed
 
 from turnout.lab import top
 from turnout.lab.top import Options, Sample, rows, scrape

@@ -1,8 +1,0 @@
-"""Fixtures of the server's tests."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))  # the scripted engine is imported by name, in engine processes too
