@@ -23,6 +23,7 @@ from turnout.core.interfaces import (
     SharingBlocks,
 )
 from turnout.core.policy import Policy
+from turnout.core.structured import Grammar, GrammarState, Structured
 from turnout.core.types import (
     PENDING,
     Batch,
@@ -44,12 +45,14 @@ from turnout.core.types import (
     Sampling,
     Step,
     StepReport,
+    StructuredSpec,
 )
 
 __all__ = [
     "PENDING", "AsyncRunner", "Attend", "AttentionBackend", "Batch", "BlockManager", "BlockMoves", "BlockStats",
-    "Capabilities", "Chunk", "ContractError", "Draft", "Finish", "KVSpec", "LayerSpec", "Limits", "Logprobs", "Model",
-    "ModelError", "ModelInfo", "ModelLoader", "ModelRunner", "Move", "Output", "Policy", "PreemptMode", "Preemption",
-    "PreparedQuantizer", "Progress", "Quantizer", "RefreshingPlans", "Register", "RegisterPresets", "Request",
-    "Result", "Runner", "Sampling", "Scheduler", "SharingBlocks", "Step", "StepCost", "StepReport", "hookimpl",
+    "Capabilities", "Chunk", "ContractError", "Draft", "Finish", "Grammar", "GrammarState", "KVSpec", "LayerSpec",
+    "Limits", "Logprobs", "Model", "ModelError", "ModelInfo", "ModelLoader", "ModelRunner", "Move", "Output",
+    "Policy", "PreemptMode", "Preemption", "PreparedQuantizer", "Progress", "Quantizer", "RefreshingPlans",
+    "Register", "RegisterPresets", "Request", "Result", "Runner", "Sampling", "Scheduler", "SharingBlocks", "Step",
+    "StepCost", "StepReport", "Structured", "StructuredSpec", "hookimpl",
 ]  # fmt: skip

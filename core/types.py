@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -38,6 +38,38 @@ class PreemptMode(Enum):
     SWAP = "swap"  # copied to host memory, copied back
 
 
+Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]
+Whitespace = Literal["compact", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredSpec:
+    """The form of an answer. Raises ValueError naming the field that is wrong.
+
+    What `value` holds: json_schema: the schema as JSON. json_object: nothing. regex: the expression, for the whole answer.
+    choice: a JSON list of texts. grammar: a grammar in Lark, whose first rule is `start`, or in GBNF, with a rule `root`.
+    structural_tag: `{"structures": [{"begin": text, "schema": schema, "end": text}], "triggers": [text]}` as JSON: free
+    text until a trigger, with which a `begin` starts; from there on one of the structures whole, then free text again.
+    `"at_least_one": true`: the answer begins with a structure and holds nothing else; `"stop_after_first": true`: and ends
+    with it. Special tokens in `begin` and `end` stand for themselves.
+    """
+
+    kind: Kind
+    value: str = ""
+    whitespace: Whitespace | None = (
+        None  # between the parts of JSON: none, or as the model likes; None: as the slot says
+    )
+    after: str = ""  # the form holds for what follows this text, the end of the reasoning; "": for the whole answer
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"structured.kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if self.whitespace not in (None, *get_args(Whitespace)):
+            raise ValueError(f"structured.whitespace must be compact or any, got {self.whitespace!r}")
+        if (self.kind == "json_object") != (not self.value):
+            raise ValueError(f"structured.value must {'be empty' if self.value else 'not be empty'} for {self.kind}")
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How logits become tokens, and when to stop. Raises ValueError naming the field that is out of range.
@@ -60,6 +92,7 @@ class Sampling:
     logprobs: int | None = None  # this many alternatives beside each sampled token; None: no log-probabilities
     prompt_logprobs: int | None = None  # likewise for each prompt token but the first
     forced: tuple[int, ...] = ()  # the first tokens generated, whatever the logits say: to compare engines
+    structured: StructuredSpec | None = None  # the form the answer must have
     plain: bool = field(init=False, repr=False, compare=False)  # greedy, nothing else asked: the sampler's fast path
 
     def __post_init__(self) -> None:
@@ -85,8 +118,10 @@ class Sampling:
                 raise ValueError(f"logit_bias must be between -100 and 100, got {bias} for token {token}")
         changed = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.logit_bias
         banned = self.min_tokens and self.stop_ids
-        shown = self.logprobs is not None or self.forced
-        object.__setattr__(self, "plain", self.greedy and not changed and not banned and not shown)
+        if self.structured is not None and self.forced:
+            raise ValueError("forced must be empty where the answer's form is given: its tokens may not have that form")
+        special = self.logprobs is not None or self.forced or self.structured is not None
+        object.__setattr__(self, "plain", self.greedy and not changed and not banned and not special)
 
     @property
     def greedy(self) -> bool:
