@@ -22,6 +22,19 @@ from turnout.core.interfaces import (
     Scheduler,
     SharingBlocks,
 )
+from turnout.core.parsers import (
+    BrokenCall,
+    CallDelta,
+    CallForm,
+    ParameterForm,
+    ReasoningParser,
+    ReasoningStream,
+    Thought,
+    Tool,
+    ToolParser,
+    ToolStream,
+    overlap,
+)
 from turnout.core.policy import Policy
 from turnout.core.structured import Grammar, GrammarState, Structured
 from turnout.core.types import (
@@ -50,9 +63,10 @@ from turnout.core.types import (
 
 __all__ = [
     "PENDING", "AsyncRunner", "Attend", "AttentionBackend", "Batch", "BlockManager", "BlockMoves", "BlockStats",
-    "Capabilities", "Chunk", "ContractError", "Draft", "Finish", "Grammar", "GrammarState", "KVSpec", "LayerSpec",
-    "Limits", "Logprobs", "Model", "ModelError", "ModelInfo", "ModelLoader", "ModelRunner", "Move", "Output",
-    "Policy", "PreemptMode", "Preemption", "PreparedQuantizer", "Progress", "Quantizer", "RefreshingPlans",
-    "Register", "RegisterPresets", "Request", "Result", "Runner", "Sampling", "Scheduler", "SharingBlocks", "Step",
-    "StepCost", "StepReport", "Structured", "StructuredSpec", "hookimpl",
+    "BrokenCall", "CallDelta", "CallForm", "Capabilities", "Chunk", "ContractError", "Draft", "Finish", "Grammar",
+    "GrammarState", "KVSpec", "LayerSpec", "Limits", "Logprobs", "Model", "ModelError", "ModelInfo", "ModelLoader",
+    "ModelRunner", "Move", "Output", "ParameterForm", "Policy", "PreemptMode", "Preemption", "PreparedQuantizer",
+    "Progress", "Quantizer", "ReasoningParser", "ReasoningStream", "RefreshingPlans", "Register", "RegisterPresets",
+    "Request", "Result", "Runner", "Sampling", "Scheduler", "SharingBlocks", "Step", "StepCost", "StepReport",
+    "Structured", "StructuredSpec", "Thought", "Tool", "ToolParser", "ToolStream", "hookimpl", "overlap",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from turnout.core.interfaces import (
     Quantizer,
     Scheduler,
 )
+from turnout.core.parsers import ReasoningParser, ToolParser
 from turnout.core.types import Request, Step, StepReport
 
 Hooks = pluggy.PluginManager
@@ -78,6 +79,16 @@ def register_loaders(register: Register[ModelLoader]) -> None:
 @hookspec
 def register_runners(register: Register[ModelRunner]) -> None:
     """Offer runners."""
+
+
+@hookspec
+def register_tool_parsers(register: Register[ToolParser]) -> None:
+    """Offer parsers of tool calls."""
+
+
+@hookspec
+def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
+    """Offer parsers of reasoning."""
 
 
 @hookspec

@@ -1,0 +1,15 @@
+"""Parsers of reasoning."""
+
+from turnout.core import ReasoningParser, Register, hookimpl
+from turnout.plugins.reasoning_parser.harmony import Harmony
+from turnout.plugins.reasoning_parser.tagged import DeepSeekR1, GemmaThought, GraniteThought, MistralThink, Think
+
+
+@hookimpl
+def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
+    register("think", Think)
+    register("deepseek_r1", DeepSeekR1)
+    register("mistral", MistralThink)
+    register("granite", GraniteThought)
+    register("gemma", GemmaThought)
+    register("harmony", Harmony)
