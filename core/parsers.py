@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters", "strict"}}
 
 
-class CallDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallDelta:
     """A piece of a tool call. A call's first one has its name, and no arguments."""
 
     index: int  # counts the answer's calls from 0
@@ -23,14 +24,16 @@ class CallDelta(NamedTuple):
     id: str | None = None  # with the first, where the format has ids of its own
 
 
-class BrokenCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BrokenCall:
     """A call that is none: the model wrote what its format does not allow."""
 
     index: int | None  # of the call that was opened before it broke; None: none was
     text: str  # what the model wrote of it; what follows comes as content
 
 
-class Thought(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Thought:
     """Text of the reasoning."""
 
     text: str
@@ -50,6 +53,7 @@ class ReasoningStream(Protocol):
     """Tells the reasoning of one answer from its content."""
 
     thinking: bool  # what comes now is reasoning
+    expected: bool  # the answer will hold reasoning, so that grammars wait for its end
 
     def feed(self, text: str, tokens: Sequence[int]) -> Sequence[str | Thought]:
         """What is certain now, in order; plain strings are content."""
@@ -81,14 +85,19 @@ class CallForm:
     between: str = ""
     after: str = ""
     parameters: ParameterForm | None = None  # None: ARGUMENTS is a JSON object
-    trigger: str | None = None  # text with which a call begins in an answer; None: the first of `before` and `begin`
+    trigger: str | None = None  # text with which a call begins in free text; None: as `before` or `begin` do
     most: int | None = None  # calls in one answer; None: any number
+    follows: str | None = (
+        None  # text after which a forced call begins where there is reasoning; None: the reasoning's end
+    )
 
 
 class ToolParser(Protocol):
     """One way in which models write tool calls."""
 
-    markers: Sequence[str]  # special tokens of the format, which stay in the text the streams read
+    @property
+    def markers(self) -> Sequence[str]:
+        """Special tokens of the format, which stay in the text the streams read."""
 
     def fits(self, template: str) -> bool:
         """Whether this chat template teaches the format. `tool_parser=auto` takes the parser that says so."""
@@ -103,15 +112,20 @@ class ToolParser(Protocol):
 class ReasoningParser(Protocol):
     """One way in which models write their reasoning."""
 
-    markers: Sequence[str]  # special tokens of the format, which stay in the text the streams read
-    end: str  # the text that ends the reasoning, after which grammars apply
+    @property
+    def markers(self) -> Sequence[str]:
+        """Special tokens of the format, which stay in the text the streams read."""
+
+    @property
+    def end(self) -> str:
+        """The text that ends the reasoning, after which grammars apply."""
 
     def fits(self, template: str) -> bool:
         """Whether this chat template teaches the format. `reasoning_parser=auto` takes the parser that says so."""
 
     def start(self, prompt: str, prefill: str) -> ReasoningStream:
-        """For an answer. `prompt`: the last characters of the rendered prompt; `prefill`: the text of the answer that
-        the client has given, which the model goes on with."""
+        """For an answer. `prompt`: the rendered prompt; `prefill`: the text of the answer that the client has given, with
+        which the prompt ends and which the model goes on with."""
 
 
 def overlap(text: str, markers: Iterable[str]) -> int:

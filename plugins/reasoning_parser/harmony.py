@@ -36,7 +36,7 @@ class Channels:
     """The stream of one answer. `head`: the prompt's end, where it holds a message's beginning."""
 
     def __init__(self, head: str = "") -> None:
-        self._text, self._verbatim = "", False
+        self._text, self._verbatim, self.expected = "", False, True
         self._body = bool(head)  # inside a message
         self.thinking = head.rpartition("<|channel|>")[2].startswith("analysis")
 
@@ -50,12 +50,12 @@ class Channels:
     def _read(self, *, ended: bool) -> list[str | Thought]:
         given: list[str | Thought] = []
         while self._text:
-            before = self._text
+            before = self._text, self._body
             if self._body:
                 self._message(given, ended)
             else:
                 self._head(given, ended)
-            if self._text == before:
+            if before == (self._text, self._body):
                 break
         return given
 

@@ -23,7 +23,8 @@ class Think:
 
     def start(self, prompt: str, prefill: str) -> Tags:
         ends = ("<|tool_calls_section_begin|>",)  # Kimi ends its reasoning with a call
-        return Tags(THINK, THINK_END, thinking=opened(THINK, THINK_END, prompt, prefill), ends=ends)
+        thinking, over = opened(THINK, THINK_END, prompt, prefill), closed(THINK_END, prompt, prefill)
+        return Tags(THINK, THINK_END, thinking=thinking, expected=not over, ends=ends)
 
 
 @dataclass
@@ -52,7 +53,8 @@ class MistralThink:
         return self.end in template
 
     def start(self, prompt: str, prefill: str) -> Tags:
-        return Tags("[THINK]", self.end, thinking=opened("[THINK]", self.end, prompt, prefill))
+        thinking = opened("[THINK]", self.end, prompt, prefill)
+        return Tags("[THINK]", self.end, thinking=thinking, expected="[THINK]" in prompt and not prefill)
 
 
 @dataclass
@@ -67,7 +69,8 @@ class GraniteThought:
 
     def start(self, prompt: str, prefill: str) -> Tags:
         begin = "Here is my thought process:"
-        return Tags(begin, self.end, thinking=opened(begin, self.end, prompt, prefill))
+        thinking = opened(begin, self.end, prompt, prefill)
+        return Tags(begin, self.end, thinking=thinking, expected=begin in prompt and not prefill)
 
 
 @dataclass
@@ -82,4 +85,5 @@ class GemmaThought:
 
     def start(self, prompt: str, prefill: str) -> Tags:
         begin = "<|channel>thought"
-        return Tags(begin, self.end, thinking=opened(begin, self.end, prompt, prefill))
+        thinking = opened(begin, self.end, prompt, prefill)
+        return Tags(begin, self.end, thinking=thinking, expected="<|think|>" in prompt and not prefill)

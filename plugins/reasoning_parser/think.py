@@ -10,16 +10,19 @@ from turnout.core import Thought, overlap
 class Tags:
     """The stream of reasoning between `start` and `end`.
 
-    `thinking`: it has begun already. `ends`: texts that end it as well and belong to the content, a tool call for one.
-    White space around the reasoning is the format's.
+    `thinking`: it has begun already. `expected`: it will come. `ends`: texts that end it as well and belong to the content,
+    a tool call for one. White space around the reasoning is the format's.
     """
 
-    def __init__(self, start: str, end: str, *, thinking: bool, ends: Sequence[str] = ()) -> None:
-        self.thinking = thinking
+    def __init__(
+        self, start: str, end: str, *, thinking: bool, expected: bool = False, ends: Sequence[str] = ()
+    ) -> None:
+        self.thinking, self.expected = thinking, thinking or expected
         self._start, self._end, self._ends = start, end, tuple(ends)
         self._text = ""  # not read yet
         self._fresh = True  # nothing of the part that is read was given yet
         self._opens = True  # the reasoning may begin here
+        self._opened = thinking
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> list[str | Thought]:
         self._text += text

@@ -1,7 +1,7 @@
 """DeepSeek V3, R1 and V3.1: calls between special tokens, from the templates DeepSeek publishes.
 
-    V3, R1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather⏎```json⏎{…}⏎```<｜tool▁call▁end｜>…
-    V3.1     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+V3, R1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather⏎```json⏎{…}⏎```<｜tool▁call▁end｜>…
+V3.1     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ def _read(source: Source, marker: str) -> Reads[None]:
         yield from source.take(CALL)
     while True:
         yield from _call(source)
-        yield from source.space()
-        yield from source.maybe(CALL_END)
+        yield from source.close(CALL_END)
         yield from source.space()
         if not (yield from source.maybe(CALL)):
-            yield from source.maybe(CALLS_END)
+            yield from source.close(CALLS_END)
             return
         source.begin(source.raw)
 
@@ -67,5 +66,4 @@ def _call(source: Source) -> Reads[None]:
     yield from source.json_object()
     source.done()
     if fenced:
-        yield from source.space()
-        yield from source.maybe("```")
+        yield from source.close("```")

@@ -1,7 +1,7 @@
 """FunctionGemma and Gemma 4: a name and braces, with strings between tokens of their own, from Google's documentation.
 
-    <start_function_call>call:weather{city:<escape>Paris<escape>,days:3}<end_function_call>
-    <|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
+<start_function_call>call:weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def _read(source: Source, marker: str) -> Reads[None]:
     name, _ = yield from source.before("{", most=300)
     found = yield from _object(source, quote, 0)
     source.call(name.strip(), json.dumps(found, ensure_ascii=False))
-    yield from source.space()
-    yield from source.maybe(end)
+    yield from source.close(end)
 
 
 def _object(source: Source, quote: str, depth: int) -> Reads[dict[str, Any]]:

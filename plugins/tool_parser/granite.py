@@ -31,5 +31,4 @@ class Granite:
 def _read(source: Source, marker: str) -> Reads[None]:
     yield from source.space()
     yield from json_calls(source)
-    yield from source.space()
-    yield from source.maybe("</tool_call>")
+    yield from source.close("</tool_call>")

@@ -1,6 +1,6 @@
 """Kimi K2: calls in a section of special tokens, with ids that count them, from Moonshot's template and guide.
 
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…
+<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def _read(source: Source, marker: str) -> Reads[None]:
         yield from source.space()
         yield from source.json_object()
         source.done()
-        yield from source.space()
-        yield from source.maybe(CALL_END)
+        yield from source.close(CALL_END)
         yield from source.space()
         if not (yield from source.maybe(CALL)):
-            yield from source.maybe(SECTION_END)
+            yield from source.close(SECTION_END)
             return
         source.begin(source.raw)

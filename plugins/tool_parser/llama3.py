@@ -1,7 +1,7 @@
 """Llama 3.1 to 3.3: an answer that is a JSON call, or what follows `<|python_tag|>`, from Meta's prompt formats.
 
-    {"name": "weather", "parameters": {"city": "Paris"}}; {"name": "tides", "parameters": {}}
-    <|python_tag|>brave_search.call(query="weather in Paris")
+{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "tides", "parameters": {}}
+<|python_tag|>brave_search.call(query="weather in Paris")
 """
 
 from __future__ import annotations

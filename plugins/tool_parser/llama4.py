@@ -32,8 +32,7 @@ class Llama4:
                 yield from json_calls(source, known=known)
             else:
                 yield from _list(source, known)
-            yield from source.space()
-            yield from source.maybe(END)
+            yield from source.close(END)
 
         return Reading((START,), read, opening="[{")
 

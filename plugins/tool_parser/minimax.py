@@ -1,7 +1,7 @@
 """MiniMax M2: functions and parameters as XML; M1: JSON objects, one a line. From MiniMax's templates and guides.
 
-    <minimax:tool_call>⏎<invoke name="weather">⏎<parameter name="city">Paris</parameter>⏎</invoke>⏎</minimax:tool_call>
-    <tool_calls>⏎{"name": "weather", "arguments": {"city": "Paris"}}⏎</tool_calls>
+<minimax:tool_call>⏎<invoke name="weather">⏎<parameter name="city">Paris</parameter>⏎</invoke>⏎</minimax:tool_call>
+<tool_calls>⏎{"name": "weather", "arguments": {"city": "Paris"}}⏎</tool_calls>
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def _read(tools: Sequence[Tool], source: Source, marker: str) -> Reads[None]:
             yield from json_call(source)
         else:
             yield from _invoke(tools, source)
-        yield from source.space()
-        if (yield from source.maybe(LINES_END if marker == LINES else XML_END)):
+        if (yield from source.close(LINES_END if marker == LINES else XML_END)):
             return
         source.begin(source.raw)
 

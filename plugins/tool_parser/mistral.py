@@ -1,7 +1,7 @@
 """`[TOOL_CALLS]` of Mistral's templates: up to tokenizer v7 a JSON list, from v11 on a name and its arguments.
 
-    [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]
-    [TOOL_CALLS]weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Paris"}[TOOL_CALLS]tides[ARGS]{}
+[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]
+[TOOL_CALLS]weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Paris"}[TOOL_CALLS]tides[ARGS]{}
 """
 
 from __future__ import annotations

@@ -31,5 +31,4 @@ class Phi4:
 def _read(source: Source, marker: str) -> Reads[None]:
     yield from source.space()
     yield from json_calls(source, listed=marker == WORD)
-    yield from source.space()
-    yield from source.maybe(END)
+    yield from source.close(END)

@@ -13,9 +13,13 @@ WORDS = {"true": True, "false": False, "null": None}  # as models that think of 
 
 def expression(source: Source) -> Reads[str]:
     """The text of `name(…)` up to the bracket that closes it. Raises Broken."""
-    name, _ = yield from source.until("(", most=300)
-    pieces, depth, quote = [name, "("], 1, ""
-    while depth:
+    pieces, depth, quote = [], 0, ""
+    while (char := (yield from source.peek())) != "(":
+        if not (char.isidentifier() or char.isdigit() or char == "."):
+            raise Broken
+        pieces.append(char)
+        yield from source.take(char)
+    while not pieces or pieces[-1] != ")" or depth or quote:
         char = yield from source.peek()
         yield from source.take(char)
         pieces.append(char)
@@ -42,9 +46,14 @@ def keywords(text: str) -> tuple[str, str]:
             if not isinstance(call, ast.Call) or call.args or any(pair.arg is None for pair in call.keywords):
                 raise Broken
             found = {str(pair.arg): _value(pair.value) for pair in call.keywords}
-            return ast.unparse(call.func), json.dumps(found, ensure_ascii=False, allow_nan=False)
+            return ast.unparse(call.func), _whole(json.dumps(found, ensure_ascii=False, allow_nan=False))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise Broken from None
+
+
+def _whole(text: str) -> str:
+    """The text with surrogate pairs, which JSON's escapes make, as characters. Raises ValueError for half a pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def _value(node: ast.expr) -> object:

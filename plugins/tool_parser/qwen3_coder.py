@@ -1,6 +1,6 @@
 """Qwen3-Coder and Qwen 3.5: functions and parameters as tags, from Qwen's template.
 
-    <tool_call>⏎<function=weather>⏎<parameter=city>⏎Paris⏎</parameter>⏎</function>⏎</tool_call>
+<tool_call>⏎<function=weather>⏎<parameter=city>⏎Paris⏎</parameter>⏎</function>⏎</tool_call>
 """
 
 from __future__ import annotations
@@ -48,5 +48,4 @@ def _read(tools: Sequence[Tool], source: Source, marker: str) -> Reads[None]:
         yield from call.read(key.strip(), "\n</parameter>", "</parameter>")
         yield from source.space()
     call.close()
-    yield from source.space()
-    yield from source.maybe("</tool_call>")
+    yield from source.close("</tool_call>")

@@ -69,13 +69,25 @@ class Source:
         self._read(len(literal))
 
     def maybe(self, literal: str) -> Reads[bool]:
-        """Take it if it is there, or its beginning where the answer ends in it."""
+        """Take it if it is there. Raises Ended inside it."""
         while len(self.text) < len(literal) and literal.startswith(self.text) and not self.ended:
             yield
-        found = self.text.startswith(literal) or (self.ended and bool(self.text) and literal.startswith(self.text))
+        if self.text and len(self.text) < len(literal) and literal.startswith(self.text):
+            raise Ended
+        found = self.text.startswith(literal)
         if found:
             self._read(len(literal))
         return found
+
+    def close(self, literal: str) -> Reads[bool]:
+        """Pass over white space, then take what closes a call that is whole, if it is there, or its beginning where the
+        answer ends in it."""
+        yield from self.space()
+        try:
+            return (yield from self.maybe(literal))
+        except Ended:
+            self._read(len(self.text))
+            return True
 
     def space(self) -> Reads[None]:
         """Pass over white space, if there is any; the end of the text is no fault here."""
@@ -195,8 +207,8 @@ class Source:
 
 
 class Reading:
-    """The stream of a format whose calls begin at a marker, and, with `opening`, where the answer begins with one of
-    these characters. White space around calls is the format's, unless content stands on both sides."""
+    """The stream of a format. Its calls begin at one of `markers`, and where the answer begins with a character of
+    `opening`. White space around calls is the format's, unless content stands on both sides."""
 
     def __init__(self, markers: Sequence[str], format: Format, opening: str = "") -> None:
         self._source, self._markers, self._format, self._opening = Source(), tuple(markers), format, opening
@@ -235,6 +247,7 @@ class Reading:
             yield from self._call(marker)
 
     def _call(self, marker: str) -> Reads[None]:
+        """One or several calls. What only looked like one, having no marker, is text like other text."""
         source = self._source
         try:
             yield from self._format(source, marker)
@@ -242,16 +255,16 @@ class Reading:
             self._gap, self._said = None, True
             source.fail(counts=isinstance(fault, Broken) and (source.open or bool(marker)))
         except Ended:
-            self._unfinished()
+            self._unfinished(marked=bool(marker))
             self._over = True
 
-    def _unfinished(self) -> None:
+    def _unfinished(self, *, marked: bool) -> None:
         """The answer ends inside a call, or behind one."""
         source, left = self._source, self._source.text
         if not source.begun:
             source.events.append((source.raw + left).strip())
         elif not (self._cut and source.open):
-            source.fail(counts=not self._cut)
+            source.fail(counts=not self._cut and (source.open or marked))
             source.events.append(left)
 
     def _content(self) -> Reads[str | None]:
@@ -318,12 +331,12 @@ def json_call(source: Source, *, known: frozenset[str] | None = None, id: str | 
     yield from source.take("{")
     yield from source.space()
     while not (yield from source.maybe("}")):
-        key = (yield from source.value())
+        key = yield from source.value()
         yield from source.space()
         yield from source.take(":")
         yield from source.space()
         if key == "name":
-            name = (yield from source.value())
+            name = yield from source.value()
             if not isinstance(name, str) or (known is not None and name not in known):
                 raise Broken
         elif key in ("arguments", "parameters"):
@@ -333,7 +346,7 @@ def json_call(source: Source, *, known: frozenset[str] | None = None, id: str | 
             else:
                 arguments = _object((yield from source.value()))
         else:
-            other = (yield from source.value())
+            other = yield from source.value()
             id = other if key == "id" and isinstance(other, str) else id
         yield from source.space()
         if not (yield from source.maybe(",")):

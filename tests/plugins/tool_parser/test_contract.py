@@ -1,0 +1,62 @@
+"""Each tool parser keeps the contract's rules, in every way its models' templates write calls."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from turnout.plugins import tool_parser as own
+from turnout.testing.parsers import ToolParserContract
+
+# What tells the formats apart, from the templates that the models' makers publish.
+TEMPLATES = {
+    own.Hermes: ["For each function call, return a json object within <tool_call></tool_call> XML tags"],
+    own.Qwen3Coder: ["<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"],
+    own.Llama3: ['<|start_header_id|> Respond in the format {"name": function name, "parameters": dictionary}'],
+    own.Llama4: ["<|header_start|>assistant<|header_end|>"],
+    own.Mistral: ["'[TOOL_CALLS] [' ~ calls ~ ']'", "'[TOOL_CALLS]' + name + '[ARGS]' + arguments"],
+    own.DeepSeek: [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' + '\\n'",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ name + '<｜tool▁sep｜>' + arguments",
+    ],
+    own.GLM: [
+        "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>",
+        "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
+    ],
+    own.Kimi: ["<|tool_calls_section_begin|>", "<think></think><|tool_calls_section_begin|>"],
+    own.MiniMax: ['<minimax:tool_call>\n<invoke name="tool-name">', '<tool_calls>\n{"name": <tool-name>'],
+    own.Harmony: ["<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>"],
+    own.Granite: ["<|start_of_role|>available_tools<|end_of_role|>"],
+    own.Phi4: ["<|tool|>' + message['tools'] + '<|/tool|>"],
+    own.Gemma: ["<start_function_call>call:", '<|tool_call>call:" <|"|> "<tool_call|>'],
+}
+CONTRACTS = {
+    kind: type(kind.__name__, (ToolParserContract,), {"make": kind, "templates": templates})
+    for kind, templates in TEMPLATES.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("contract", "rule"),
+    [
+        pytest.param(kind, rule, id=f"{kind.__name__}-{rule}")
+        for kind in CONTRACTS
+        for rule in vars(ToolParserContract)
+        if rule.startswith("test_")
+    ],
+)
+def test_the_rule_holds(contract: type, rule: str) -> None:
+    getattr(CONTRACTS[contract](), rule)()
+
+
+def test_every_parser_is_looked_at() -> None:
+    offered: list[type] = []
+    own.register_tool_parsers(lambda name, component: offered.append(component))
+    assert set(offered) == set(CONTRACTS)
+
+
+def test_no_template_fits_two_parsers() -> None:
+    for (kind, templates), other in itertools.product(TEMPLATES.items(), TEMPLATES):
+        for template in templates:
+            assert other().fits(template) is (kind is other), f"{other.__name__}: {template}"
