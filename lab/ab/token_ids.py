@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnout.server.api.marks import LOWEST, Names
+from turnout.server.api.logprobs import LOWEST, TokenNames
 from turnout.server.text.tokenizer import Text
 
 ID = "token_id:"
@@ -14,7 +14,7 @@ class TokenIds:
     """Token ids of what servers write for tokens."""
 
     def __init__(self, text: Text) -> None:
-        self._names = Names(text)
+        self._names = TokenNames(text)
         self._vocab_size = text.vocab_size
         self._written: dict[str, int] | None = None  # text -> the lowest id written so
 

@@ -15,7 +15,7 @@ from turnout.server.api.chat import chat_routes
 from turnout.server.api.completions import completion_routes
 from turnout.server.api.debug import debug_routes
 from turnout.server.api.errors import unavailable
-from turnout.server.api.front import Front
+from turnout.server.api.middleware import RequestMiddleware
 from turnout.server.api.service import Service
 from turnout.server.api.tokens import token_routes
 from turnout.server.config import ServerConfig
@@ -30,7 +30,7 @@ def create_app(client: EngineClient, text: Text, config: ServerConfig) -> FastAP
     errors.install(app)
     for routes in (completion_routes, chat_routes, token_routes, operation_routes, debug_routes):
         app.include_router(routes(service))
-    app.add_middleware(Front, metrics=service.metrics, api_key=config.api_key)
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, api_key=config.api_key)
     if config.cors_origins:  # outermost, so that refusals can be read too
         app.add_middleware(
             CORSMiddleware,

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic_core import to_json
 
-from turnout.core.types import Logprobs
-from turnout.server.api.choice import Choice, Delta, Prompt
+from turnout.server.api.choice import Choice
 from turnout.server.api.conversation import check_template_kwargs, check_tools, normalize
 from turnout.server.api.errors import bad_request
 from turnout.server.api.generation import Job
-from turnout.server.api.marks import ChatMarks, prompt_logprobs
+from turnout.server.api.logprobs import ChatLogprobs, prompt_logprobs
 from turnout.server.api.sampling import max_tokens_of, sampling_of
-from turnout.server.api.schema import ChatRequest, Templated, parse, read_body
-from turnout.server.api.service import Service
+from turnout.server.api.schema import ChatRequest, Templated, read_body
+from turnout.server.api.service import LOGPROBS_COST, Service
 from turnout.server.api.streams import DONE, EventStream, unless_gone
 from turnout.server.api.wire import Chunks, head_of, quote
+from turnout.server.text.output import Collected, Delta, Prompt
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -30,16 +31,16 @@ def chat_routes(service: Service) -> APIRouter:
     async def chat(request: Request) -> Response:
         since = time.monotonic()
         raw = await read_body(request)
-        body = parse(ChatRequest, raw)
+        body = await service.parse(ChatRequest, raw)
         body.request_id = body.request_id or request.state.request_id
         service.check_model(body.model)
         service.check_able()
         job = await _job(service, body, len(raw), since)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        answer = Answer(service, body, job, head_of(service, body, "chatcmpl", kind))
+        reply = ChatReply(service, body, job, head_of(service, body, "chatcmpl", kind))
         if body.stream:
-            return EventStream(job.admitted(), answer.events(), answer.opening.encode())
-        return JSONResponse(await unless_gone(request, answer.whole()))
+            return EventStream(job.admitted(), reply.events(), reply.opening.encode())
+        return Response(await unless_gone(request, reply.whole()), media_type="application/json")
 
     return router
 
@@ -92,61 +93,46 @@ async def _job(service: Service, body: ChatRequest, size: int, since: float) -> 
     return Job(service, body, [Prompt(ids, continues=body.continue_final_message)], [sampling], since)
 
 
-class Part:
-    """What one choice has gathered."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.tokens: list[int] = []
-        self.logprobs: list[Logprobs] = []
-        self.scores: list[Logprobs] = []
-        self.end = Delta()
-
-
-class Answer:
+class ChatReply:
     """One request's reply."""
 
     def __init__(self, service: Service, body: ChatRequest, job: Job, head: dict[str, object]) -> None:
         self._service, self._body, self._job, self._head = service, body, job, head
-        self._marks = ChatMarks(
+        self._logprobs = ChatLogprobs(
             service.names, skip_special_tokens=body.skip_special_tokens, as_ids=body.return_tokens_as_token_ids
         )
         self._chunks = Chunks(head, body, job)
 
-    async def whole(self) -> dict[str, object]:
+    async def whole(self) -> bytes:
         """The reply that is not a stream."""
-        parts = [Part() for _ in self._job.choices]
-        with self._job.admitted():
-            async for choice, delta in self._job.deltas():
-                part = parts[choice.index]
-                part.text.append(delta.text)
-                part.tokens += delta.tokens
-                part.logprobs += delta.logprobs
-                part.scores += delta.prompt_logprobs
-                if delta.finish:
-                    part.end = delta
+        collected = await self._job.collected()
+        size = sum(len(one.logprobs) + len(one.prompt_logprobs) for one in collected)
+        return await self._service.compute(size * LOGPROBS_COST, lambda: to_json(self._fields(collected)))
+
+    def _fields(self, collected: Sequence[Collected]) -> dict[str, object]:
+        body = self._body
         fields: dict[str, object] = {
-            "choices": [self._choice(index, parts[choice.index]) for index, choice in enumerate(self._job.answers)],
+            "choices": [self._choice(index, collected[choice.index]) for index, choice in enumerate(self._job.answers)],
             "usage": self._job.usage,
         }
-        if self._body.return_token_ids:
+        if body.return_token_ids:
             fields["prompt_token_ids"] = self._job.choices[0].prompt.ids
-        if self._body.prompt_logprobs is not None:
+        if body.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt_logprobs(
-                self._service.names, parts[0].scores, self._body.prompt_logprobs
+                self._service.names, collected[0].prompt_logprobs, body.prompt_logprobs
             )
         return self._head | fields
 
-    def _choice(self, index: int, part: Part) -> dict[str, object]:
+    def _choice(self, index: int, answer: Collected) -> dict[str, object]:
         fields: dict[str, object] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(part.text), "refusal": None},
-            "logprobs": self._marks.of(part.logprobs) if self._body.logprobs else None,
-            "finish_reason": part.end.finish,
-            "stop_reason": part.end.stop_reason,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs.of(answer.logprobs) if self._body.logprobs else None,
+            "finish_reason": answer.finish,
+            "stop_reason": answer.stop_reason,
         }
         if self._body.return_token_ids:
-            fields["token_ids"] = part.tokens
+            fields["token_ids"] = answer.tokens
         return fields
 
     @property
@@ -159,10 +145,10 @@ class Answer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events after the opening. The one that ends a choice has an empty delta."""
-        wants_marks, wants_ids = self._body.logprobs, self._body.return_token_ids
+        wants_logprobs, wants_ids = self._body.logprobs, self._body.return_token_ids
         async for choice, delta in self._job.deltas():
             events = ""
-            if delta.text or (wants_marks and delta.logprobs) or (wants_ids and delta.tokens):
+            if delta.text or (wants_logprobs and delta.logprobs) or (wants_ids and delta.tokens):
                 events = self._content(choice, delta)
             if delta.finish:
                 reasons = f'"finish_reason":"{delta.finish}","stop_reason":{json.dumps(delta.stop_reason)}'
@@ -172,8 +158,8 @@ class Answer:
         yield self._chunks.last().encode() + DONE
 
     def _content(self, choice: Choice, delta: Delta) -> str:
-        marks = json.dumps(self._marks.of(delta.logprobs)) if self._body.logprobs and delta.logprobs else "null"
+        logprobs = json.dumps(self._logprobs.of(delta.logprobs)) if self._body.logprobs and delta.logprobs else "null"
         ids = f',"token_ids":{json.dumps(delta.tokens)}' if self._body.return_token_ids else ""
         return self._chunks.event(
-            f'{{"index":{choice.index},"delta":{{"content":{quote(delta.text)}}},"logprobs":{marks},"finish_reason":null{ids}}}'
+            f'{{"index":{choice.index},"delta":{{"content":{quote(delta.text)}}},"logprobs":{logprobs},"finish_reason":null{ids}}}'
         )

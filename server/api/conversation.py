@@ -10,29 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 
 from turnout.server.api.errors import ApiError, bad_request, show, unsupported
+from turnout.server.text.tokenizer import RESERVED
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}  # type -> its field
 MEDIA_PARTS = {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"}
-RESERVED = {  # arguments of the template call itself: the request has fields of its own for them, or must not set them
-    "messages",
-    "conversation",
-    "tools",
-    "documents",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tokenize",
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
-    "processor_kwargs",
-}
-
 Message = dict[str, object]
 
 

@@ -7,10 +7,10 @@ switched off; else OpenAI's: temperature 1, top_p 1, no other filter, no penalty
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from turnout.core.types import Sampling
+from turnout.core.types import EngineInfo, Sampling
 from turnout.server.text.tokenizer import Text
 
 DEFAULTED = (
@@ -48,6 +48,22 @@ def defaults_of(text: Text, option: str, choice: str) -> Values:
     values: Values = {name: getattr(sampling, name) for name in DEFAULTED}
     log.info("sampling defaults: %s", ", ".join(f"{name} {value:g}" for name, value in values.items()))
     return values
+
+
+def sampling_with(
+    given: object,
+    defaults: Values,
+    end_ids: frozenset[int],
+    info: EngineInfo,
+    *,
+    stop_ids: Iterable[int] = (),
+    **rest: Any,
+) -> Sampling:
+    """What was asked for, else what holds by default. `given` has a field for each of DEFAULTED, None where nobody asked;
+    `rest` are Sampling's other fields. Raises ValueError that begins with the field's name."""
+    asked = {name: value for name in DEFAULTED if (value := getattr(given, name)) is not None}
+    stops = frozenset(stop_ids) | {i for i in end_ids if i < info.vocab_size}
+    return Sampling(**{**defaults, **usual(asked)}, stop_ids=stops, **rest)
 
 
 def usual(values: Values) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from turnout.server.api.errors import show
 
 MAX_STOPS = 64  # stop strings; the OpenAI API says 4, but tools send more
-MAX_STOP_LENGTH = 2048  # characters of all of them: what watches for them is built anew for each answer
+MAX_STOP_LENGTH = 2048  # characters of all of them: each token's text is compared with them
 MAX_PROMPTS = 2048  # in one request
 
 Prompt = str | list[int]

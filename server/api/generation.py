@@ -1,9 +1,9 @@
 """One HTTP request's generation: what the engine is asked, and its choices as they come.
 
-Choices are numbered prompt by prompt: with two prompts and n=2, choices 0 and 1 continue the first prompt. Each is a
-request to the engine, children of their prompt's first one: that computes and scores the prompt, and all share its
-blocks. With best_of so many choices are made for a prompt, of which n are returned. In a beam search one question to the
-engine has all choices of a prompt for its answers, which come at the end, best first.
+Choices are numbered prompt by prompt: with two prompts and n=2, choices 0 and 1 continue the first prompt. A prompt with
+its choices is one question to the engine: a request, a parallel sampling whose answers share the prompt's blocks, or a
+beam search, whose answers come at the end, best first. With best_of so many choices are made for a prompt, of which n are
+returned.
 """
 
 from __future__ import annotations
@@ -13,26 +13,48 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import NamedTuple, cast
+from dataclasses import replace
+from typing import cast
 
-from turnout.core.types import Output, Sampling
-from turnout.server.api.answers import several
-from turnout.server.api.choice import Choice, Delta, Prompt
+from turnout.core.types import Output, Request, Sampling
+from turnout.server.api.choice import Choice, text_options
 from turnout.server.api.errors import ApiError, bad_request, unavailable
-from turnout.server.api.metrics import Flight
+from turnout.server.api.metrics import InFlight
 from turnout.server.api.schema import Generation
 from turnout.server.api.service import Service
 from turnout.server.engine.bridge import EngineError
-from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.engine.messages import Asked, BeamSearch, ParallelSampling
+from turnout.server.text.output import Collected, Delta, OutputText, Prompt
 
 log = logging.getLogger("turnout.server")
 
 
-class Order(NamedTuple):
-    """What the engine is asked, and the choices that are its answers."""
+class Order:
+    """One prompt: what the engine is asked, the choices that are its answers, and what is counted of them."""
 
-    asked: Ask
-    choices: Sequence[Choice]
+    def __init__(self, asked: Asked, choices: Sequence[Choice]) -> None:
+        self.asked, self.choices = asked, choices
+        self.request = asked if isinstance(asked, Request) else asked.request
+        self.counted = choices[:1] if isinstance(asked, BeamSearch) else choices  # a search is one request
+        self.in_flight: dict[str, InFlight] = {}  # by choice id, once it was admitted
+
+    def count(self, choice: Choice, output: Output) -> None:
+        """Count what `output` brought, which `choice` has taken."""
+        counted = self.in_flight.get(choice.id)
+        if counted is not None and output.tokens:
+            counted.tokens_came()
+        if isinstance(self.asked, BeamSearch):
+            first = self.choices[0]
+            if first.finish and all(one.finish for one in self.choices):
+                num_tokens = sum(one.num_tokens for one in self.choices)
+                self.in_flight[first.id].ended(first.finish, num_tokens, first.num_cached, output.timing)
+        elif choice.finish:
+            self.in_flight[choice.id].ended(choice.finish, choice.num_tokens, choice.num_cached, output.timing)
+
+    def ended(self, outcome: str) -> None:
+        """Count what has not ended before."""
+        for counted in self.in_flight.values():
+            counted.ended(outcome)
 
 
 class Job:
@@ -44,57 +66,60 @@ class Job:
         self._service, self._body, self._since = service, body, since
         self._num_prompt = sum(len(prompt.ids) for prompt in prompts)
         self._size = body.n if body.use_beam_search else body.num_made  # choices of a prompt
-        name = uuid.uuid4().hex
-        self._groups = [  # by prompt
-            self._made(name, number * self._size, *pair)
-            for number, pair in enumerate(zip(prompts, samplings, strict=True))
+        self._name, self._options = uuid.uuid4().hex, text_options(body, service.text)
+        self._orders = [
+            self._order(number * self._size, *pair) for number, pair in enumerate(zip(prompts, samplings, strict=True))
         ]
-        self.choices = [choice for group in self._groups for choice in group]
-        if body.use_beam_search:
-            self._orders = [Order(self._search(group), group) for group in self._groups]
-        else:
-            self._orders = [Order(choice.request, (choice,)) for choice in self.choices]
+        self.choices = [choice for order in self._orders for choice in order.choices]
 
-    def _made(self, name: str, first: int, prompt: Prompt, sampling: Sampling) -> list[Choice]:
-        """The choices of one prompt, numbered from `first`."""
+    def _order(self, first: int, prompt: Prompt, sampling: Sampling) -> Order:
+        """What is asked of one prompt, its choices numbered from `first`."""
         body = self._body
-        own = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
-        labels = body.metadata | {name: value for name, value in own.items() if value is not None}
-        requests = several(
-            name,
-            prompt.ids,
+        if self._size > body.n and sampling.logprobs is None:  # they tell which answers are best
+            sampling = replace(sampling, logprobs=0)
+        choices = [
+            Choice(index, first, f"{self._name}-{index}", prompt, OutputText(self._service.text, prompt, self._options))
+            for index in range(first, first + self._size)
+        ]
+        names = tuple(choice.id for choice in choices)
+        request = Request(
+            names[0],
+            list(prompt.ids),
             sampling,
-            self._size,
-            first=first,
-            ranked=self._size > body.n,
             priority=body.priority,
-            labels=labels,
+            labels=self._labels(),
             salt=body.cache_salt,
         )
-        text = self._service.text
-        return [Choice(index, first, prompt, request, body, text) for index, request in enumerate(requests, first)]
+        if body.use_beam_search:
+            return Order(BeamSearch(request, names, body.num_made, body.length_penalty, body.early_stopping), choices)
+        return Order(ParallelSampling(request, names) if len(names) > 1 else request, choices)
 
-    def _search(self, choices: Sequence[Choice]) -> BeamSearch:
-        body, names = self._body, tuple(choice.request.id for choice in choices)
-        return BeamSearch(choices[0].request, names, body.num_made, body.length_penalty, body.early_stopping)
+    def _labels(self) -> dict[str, str]:
+        """What schedulers and logs read of the request."""
+        body = self._body
+        own = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
+        return body.metadata | {name: value for name, value in own.items() if value is not None}
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Raises ApiError when the engine cannot take it now. Whatever happens inside, each order is counted once."""
+        """Raises ApiError when the engine cannot take it now. Whatever happens inside, each choice is counted once."""
+        metrics = self._service.metrics
         self._service.check_able()
-        requests = [order.choices[0].request for order in self._orders]
-        self._flights = self._service.metrics.begin(requests, self._body.n, self._since)
+        metrics.admitted(self._body.n)
+        for order in self._orders:
+            counted = metrics.begin(order.request, len(order.counted), self._since)
+            order.in_flight = {choice.id: one for choice, one in zip(order.counted, counted, strict=True)}
         try:
             yield
         finally:
-            for flight in self._flights:
-                flight.ended("abort")
+            for order in self._orders:
+                order.ended("abort")
 
     @property
     def usage(self) -> dict[str, object]:
         """A prompt counts once, however many choices it has; every choice counts, also one that is not returned."""
         completion = sum(choice.num_tokens for choice in self.choices)
-        cached = sum(group[0].num_cached for group in self._groups)
+        cached = sum(order.choices[0].num_cached for order in self._orders)
         return {
             "prompt_tokens": self._num_prompt,
             "completion_tokens": completion,
@@ -108,7 +133,16 @@ class Job:
         n = self._body.n
         if n == self._size:
             return self.choices
-        return [c for group in self._groups for c in sorted(group, key=lambda choice: -choice.mean_logprob)[:n]]
+        best = [sorted(order.choices, key=lambda choice: -choice.mean_logprob)[:n] for order in self._orders]
+        return [choice for choices in best for choice in choices]
+
+    async def collected(self) -> list[Collected]:
+        """All that comes, by choice. Admits the job, and raises as `admitted` and `deltas` do."""
+        collected = [Collected() for _ in self.choices]
+        with self.admitted():
+            async for choice, delta in self.deltas():
+                collected[choice.index].add(delta)
+        return collected
 
     def deltas(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """What comes, in the order it comes, until all choices have ended. Closing it early aborts the rest.
@@ -116,26 +150,21 @@ class Job:
         Raises ApiError; the other choices are aborted then.
         """
         if len(self._orders) == 1:
-            return self._follow(self._orders[0], self._flights[0])
+            return self._follow(self._orders[0])
         return self._merged()
 
     async def _merged(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
         arrived: asyncio.Queue[tuple[Choice, Delta] | Exception] = asyncio.Queue()
-        begun = {choice.leader: asyncio.Event() for choice in self.choices}
 
-        async def pump(order: Order, flight: Flight) -> None:
+        async def pump(order: Order) -> None:
             try:
-                async with aclosing(self._follow(order, flight)) as deltas:
-                    async for choice, delta in deltas:
-                        if choice.index != choice.leader:  # an echo begins with what the leader has scored
-                            await begun[choice.leader].wait()
-                        arrived.put_nowait((choice, delta))
-                        if delta.tokens or delta.finish:
-                            begun[choice.leader].set()
+                async with aclosing(self._follow(order)) as deltas:
+                    async for pair in deltas:
+                        arrived.put_nowait(pair)
             except Exception as error:  # noqa: BLE001  raised where it is read
                 arrived.put_nowait(error)
 
-        tasks = [asyncio.create_task(pump(*pair)) for pair in zip(self._orders, self._flights, strict=True)]
+        tasks = [asyncio.create_task(pump(order)) for order in self._orders]
         num_open = len(self.choices)
         try:
             while num_open:
@@ -149,30 +178,31 @@ class Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, order: Order, flight: Flight) -> AsyncGenerator[tuple[Choice, Delta], None]:
+    async def _follow(self, order: Order) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """An order from the first delta to the last one with `finish`."""
-        outputs = cast(AsyncGenerator[Output, None], self._service.client.generate(order.asked))
-        first, num_open = order.choices[0], len(order.choices)
-        by_id = {choice.request.id: choice for choice in order.choices}
+        client, num_open = self._service.client, len(order.choices)
+        outputs = cast(AsyncGenerator[Output, None], client.generate(order.asked))
+        by_id = {choice.id: choice for choice in order.choices}
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     choice = by_id[output.request_id]
-                    if output.tokens and choice is first:
-                        flight.tokens_came()
+                    if choice.finish:
+                        continue  # a stop string has ended it
                     delta = choice.push(output)
-                    num_open -= delta.finish is not None
-                    if not num_open and first.finish:
-                        num_tokens = sum(choice.num_tokens for choice in order.choices)
-                        flight.ended(first.finish, num_tokens, first.num_cached, output.timing)
+                    order.count(choice, output)
+                    if delta.finish:
+                        num_open -= 1
+                        if not output.finish and num_open:
+                            client.abort(choice.id)
                     yield choice, delta
                     if not num_open:
                         return
         except Exception as error:
             failure = failure_of(error)
-            flight.ended("refused" if failure.status == 400 else "error")
+            order.ended("refused" if failure.status == 400 else "error")
             raise failure from error
-        flight.ended("error")
+        order.ended("error")
         raise ApiError(500, "the engine ended this request without saying why", code="engine_error")
 
 

@@ -74,13 +74,16 @@ class Metrics:
             self._series.schedule.observe(stats.schedule_seconds)
             self._series.step.observe(stats.step_seconds)
 
-    def begin(self, requests: Sequence[Request], n: int, since: float) -> list[Flight]:
-        """Count engine requests that belong to one HTTP request with `n` choices a prompt."""
-        self.in_flight += len(requests)
-        self._series.received.inc(len(requests))
+    def admitted(self, n: int) -> None:
+        """Count an HTTP request with `n` choices a prompt."""
         for histogram in self._series.n:
             histogram.observe(n)
-        return [Flight(self, self._series, request, since) for request in requests]
+
+    def begin(self, request: Request, num: int, since: float) -> list[InFlight]:
+        """Count `num` engine requests like this one."""
+        self.in_flight += num
+        self._series.received.inc(num)
+        return [InFlight(self, self._series, request, since) for _ in range(num)]
 
 
 class Series:
@@ -157,7 +160,7 @@ class Renamed:
             yield renamed
 
 
-class Flight:
+class InFlight:
     """One engine request on its way."""
 
     __slots__ = ("_first", "_last", "_metrics", "_over", "_request", "_series", "_since")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from turnout.core.types import EngineInfo, Sampling
-from turnout.server.api.defaults import DEFAULTED, Values, usual
+from turnout.server.api.defaults import Values, sampling_with
 from turnout.server.api.errors import ApiError, bad_request, show
 from turnout.server.api.schema import Generation
 from turnout.server.text.tokenizer import Text
@@ -50,15 +50,17 @@ def sampling_of(
     num_ids = min(info.vocab_size, text.vocab_size)  # a model may have rows for ids that mean nothing
     check_ids(body.stop_token_ids, num_ids, "stop_token_ids")
     check_ids(body.logit_bias, num_ids, "logit_bias")
-    values = {name: getattr(body, name) for name in DEFAULTED if getattr(body, name) is not None}
     try:
-        return Sampling(
-            **{**defaults, **usual(values)},
+        return sampling_with(
+            body,
+            defaults,
+            end_ids(body, text),
+            info,
+            stop_ids=body.stop_token_ids,
             logit_bias=body.logit_bias,
             seed=body.seed,
             max_tokens=max_tokens,
             min_tokens=body.min_tokens,
-            stop_ids=frozenset(body.stop_token_ids) | {i for i in end_ids(body, text) if i < info.vocab_size},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

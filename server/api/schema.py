@@ -11,7 +11,7 @@ import logging
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from turnout.server.api import errors, fields
 from turnout.server.api.errors import ApiError, bad_request
@@ -131,7 +131,7 @@ class CompletionRequest(Generation):
     """POST /v1/completions"""
 
     kept_empty = frozenset({"prompt"})
-    prompt: Annotated[list[fields.Prompt], BeforeValidator(fields.prompts)]
+    prompt: Annotated[list[fields.Prompt], PlainValidator(fields.prompts)]  # millions of ids: looked at once
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool = True

@@ -1,7 +1,7 @@
 """What the routes share: the engine, the text, who is served what. It knows no wire format.
 
-Tokenizing a long text takes seconds, so it is done on threads of its own; a short one is done at once, since handing it
-over would take longer.
+What takes long (tokenizing, reading a large body, making many choices, writing many log-probabilities) is done on threads
+of its own, so that the loop goes on answering; what is short is done at once, since handing it over would take longer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from typing import TypeVar
 
 from turnout.server.api.defaults import defaults_of
 from turnout.server.api.errors import ApiError, bad_request, show, unavailable
-from turnout.server.api.marks import Names
+from turnout.server.api.logprobs import TokenNames
 from turnout.server.api.metrics import Metrics
+from turnout.server.api.schema import WireT, parse
 from turnout.server.config import ServerConfig
 from turnout.server.engine.bridge import EngineClient
 from turnout.server.text.tokenizer import Text
 
-SHORT = 2048  # characters that are tokenized at once; about two milliseconds
+SHORT = 2048  # characters that are tokenized on the loop; about two milliseconds
 SURELY_LONG = 65536  # characters from which it pays to ask whether a text can fit at all
+LOGPROBS_COST = 20  # characters whose tokenizing takes as long as writing a token's log-probabilities does
+CHOICE_COST = 50  # likewise, and making a choice
+PARSE_COST = 32  # bytes of JSON that are read while a character is tokenized
 NUM_THREADS = 2
 QUEUE_RETRY = 1  # seconds after which a client may try again when the queue is full
 
@@ -37,7 +41,7 @@ class Service:
         self.model = config.served_model_name or client.info.model  # its name in replies and metrics
         self.created = int(time.time())
         self.defaults = defaults_of(text, "server.generation_config", config.generation_config)
-        self.names = Names(text)
+        self.names = TokenNames(text)
         self.metrics = Metrics(client, self.model, config.metrics_compat)
         self._pool = ThreadPoolExecutor(NUM_THREADS, "tokenize")
 
@@ -75,6 +79,10 @@ class Service:
         seats = 0 if stats.num_waiting else max(0, self.client.info.max_num_seqs - stats.num_running)
         return min(num_open, stats.num_waiting + max(0, unseen - seats))
 
+    async def parse(self, kind: type[WireT], body: bytes) -> WireT:
+        """The body as `kind`. Raises ApiError naming the field, the rule and the value."""
+        return await self.compute(len(body) // PARSE_COST, lambda: parse(kind, body))
+
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """The ids of each text. Raises ApiError for one that could never fit into the context."""
         await self.check_length(max(map(len, texts)), "prompt")
@@ -85,7 +93,7 @@ class Service:
         return await self.compute(sum(map(len, texts)), encode)
 
     async def compute(self, size: int, function: Callable[[], T]) -> T:
-        """Call `function`, on a thread when `size` characters say that it takes long."""
+        """Call `function`, on a thread when it takes as long as tokenizing so many characters."""
         if size <= SHORT:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)

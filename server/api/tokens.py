@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, Response
 
 from turnout.server.api.chat import chat_ids
 from turnout.server.api.sampling import check_ids
-from turnout.server.api.schema import Detokenize, Tokenize, parse, read_body
+from turnout.server.api.schema import Detokenize, Tokenize, read_body
 from turnout.server.api.service import Service
 
 
@@ -19,7 +19,7 @@ def token_routes(service: Service) -> APIRouter:
     @router.post("/v1/tokenize")
     async def tokenize(request: Request) -> Response:
         raw = await read_body(request)
-        body = parse(Tokenize, raw)
+        body = await service.parse(Tokenize, raw)
         service.check_model(body.model)
         if body.prompt is None:
             ids = await chat_ids(service, body, len(raw))
@@ -32,7 +32,7 @@ def token_routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = parse(Detokenize, await read_body(request))
+        body = await service.parse(Detokenize, await read_body(request))
         service.check_model(body.model)
 
         def decode() -> str:

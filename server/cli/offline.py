@@ -6,24 +6,26 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from turnout.core import plugins
 from turnout.core.build import build_engine
 from turnout.core.config import Config
 from turnout.core.engine import Engine
 from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling
-from turnout.server.api.answers import several
-from turnout.server.api.defaults import DEFAULTED, Values, defaults_of, usual
+from turnout.server.api.defaults import Values, defaults_of, sampling_with
 from turnout.server.cli.console import Loading
 from turnout.server.config import ChatConfig, GenerateConfig, SamplingConfig
-from turnout.server.engine.beam import Beams
-from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.engine.beam import ServedEngine
+from turnout.server.engine.messages import Ask, BeamSearch, ParallelSampling
+from turnout.server.engine.parallel import requests_of
 from turnout.server.steplog.observe import recording
-from turnout.server.text.tokenizer import Detokenizer, Text
+from turnout.server.text.output import Collected, Delta, OutputText, Prompt, TextOptions
+from turnout.server.text.stop import StopStrings
+from turnout.server.text.tokenizer import Text
 
 OPTION = "sampling.generation_config"
-TAIL = 16  # last tokens of a prompt, enough to tell how the text goes on
 
 
 def generate(config: GenerateConfig) -> int:
@@ -113,85 +115,72 @@ def stream(
         yield answers(engine, text, ids, sampling, wanted, continues=continues)[0].text
         return
     request = Request(uuid.uuid4().hex, ids, sampling)
-    detokenizer = Detokenizer(text, prompt_tail=ids[-TAIL:] if continues else (), stop=wanted.stop)
+    answer = OutputText(text, Prompt(ids, continues=continues), TextOptions(StopStrings(wanted.stop)))
     outputs = engine.generate([request])
     try:
         for output in outputs:
-            if output.finish is Finish.ERROR:
-                raise ValueError(f"the engine failed on this request: {output.error}")
-            tokens = [t for t in output.tokens if t not in request.sampling.stop_ids]
-            yield detokenizer.push(tokens)
-            if detokenizer.stopped is not None:
+            yield _taken(answer, output).text
+            if answer.finish:
                 break
     finally:
         outputs.close()  # type: ignore[attr-defined]  # a generator
-    yield detokenizer.finish()
 
 
-class Answer:
-    """One of several."""
+def _taken(answer: OutputText, output: Output) -> Delta:
+    """What it adds. Raises ValueError when the engine gave the request up."""
+    if output.finish is Finish.ERROR:
+        raise ValueError(f"the engine failed on this request: {output.error}")
+    return answer.push(output)
 
-    def __init__(self, detokenizer: Detokenizer, stop_ids: frozenset[int]) -> None:
-        self._detokenizer, self._stop_ids = detokenizer, stop_ids
-        self.text = ""
-        self.num_tokens, self.logprob = 0, 0.0
 
-    def push(self, output: Output) -> bool:
-        """Whether it has all its text. Raises ValueError when the engine gave it up."""
-        if output.finish is Finish.ERROR:
-            raise ValueError(f"the engine failed on this request: {output.error}")
-        before, detokenizer = self.num_tokens, self._detokenizer
-        self.text += detokenizer.push([token for token in output.tokens if token not in self._stop_ids])
-        stopped = detokenizer.stopped is not None
-        self.num_tokens = detokenizer.num_tokens_used if stopped else before + len(output.tokens)
-        self.logprob += sum(mark.logprob for mark in output.logprobs[: self.num_tokens - before])
-        if output.finish and not stopped:
-            self.text += detokenizer.finish()
-        return stopped or output.finish is not None
+class Answer(NamedTuple):
+    """One of those that were asked for."""
 
-    @property
-    def mean(self) -> float:
-        return self.logprob / self.num_tokens if self.num_tokens else 0.0
+    text: str
+    num_tokens: int
+    logprob: float  # of all its tokens
 
 
 def answers(
     engine: Engine, text: Text, ids: list[int], sampling: Sampling, wanted: SamplingConfig, *, continues: bool
 ) -> list[Answer]:
     """All `wanted.n` answers, best first. Raises ValueError when refused."""
-    beams, name, searching = Beams(engine), uuid.uuid4().hex, wanted.use_beam_search
-    requests = several(name, ids, sampling, wanted.n if searching else wanted.num_made, ranked=True)
-    tail = ids[-TAIL:] if continues else ()
-    made = {
-        request.id: Answer(Detokenizer(text, prompt_tail=tail, stop=wanted.stop), sampling.stop_ids)
-        for request in requests
-    }
-    asked: list[Ask] = [*requests]
+    served, searching = ServedEngine(engine), wanted.use_beam_search
+    num, name = wanted.n if searching else wanted.num_made, uuid.uuid4().hex
+    sampling = replace(sampling, logprobs=0)  # they tell which answers are best
+    names = tuple(f"{name}-{place}" for place in range(num))
+    request = Request(names[0], list(ids), sampling)
+    asked: list[Ask] = [*requests_of(ParallelSampling(request, names))]
     if searching:
         early: bool | Literal["never"] = "never" if wanted.early_stopping == "never" else bool(wanted.early_stopping)
-        asked = [BeamSearch(requests[0], tuple(made), wanted.num_made, wanted.length_penalty, early)]
-    num_open = len(requests)
+        asked = [BeamSearch(request, names, wanted.num_made, wanted.length_penalty, early)]
+    options, prompt = TextOptions(StopStrings(wanted.stop)), Prompt(ids, continues=continues)
+    made = {name: OutputText(text, prompt, options) for name in names}
+    collected = {name: Collected() for name in names}
     try:
         for one in asked:
-            beams.add(one)
-        while num_open:
-            for output in beams.step():
-                if made[output.request_id].push(output):
-                    num_open -= 1
-                    beams.abort(output.request_id)  # where a stop string ended it
+            served.add(one)
+        while not all(answer.finish for answer in made.values()):
+            for output in served.step():
+                answer = made[output.request_id]
+                collected[output.request_id].add(_taken(answer, output))
+                if answer.finish:
+                    served.abort(output.request_id)  # where a stop string ended it
     finally:
         for one in asked:
-            beams.abort(one.id)
-    found = list(made.values())
-    return found if searching else sorted(found, key=lambda answer: -answer.mean)[: wanted.n]
+            served.abort(one.id)
+    best = list(made) if searching else sorted(made, key=lambda name: -made[name].mean_logprob)
+    return [Answer(collected[name].text, made[name].num_tokens, made[name].logprob) for name in best[: wanted.n]]
 
 
 def sampling_of(wanted: SamplingConfig, defaults: Values, text: Text, info: EngineInfo, num_prompt: int) -> Sampling:
     """What was asked for; else the default. `max_tokens` is cut to the context's rest."""
-    given = {name: value for name in DEFAULTED if (value := getattr(wanted, name)) is not None}
     rest = min(info.max_model_len, info.capacity + 1) - num_prompt
-    return Sampling(
-        **(dict(defaults) | usual(given)),
+    return sampling_with(
+        wanted,
+        defaults,
+        frozenset() if wanted.ignore_eos else text.eos_ids,
+        info,
         seed=wanted.seed,
         max_tokens=min(wanted.max_tokens, rest) if rest > 0 else wanted.max_tokens,
-        stop_ids=frozenset() if wanted.ignore_eos else frozenset(i for i in text.eos_ids if i < info.vocab_size),
     )

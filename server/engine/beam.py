@@ -16,6 +16,7 @@ from turnout.core.engine import Engine
 from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling, Stats, Timing
 from turnout.server.engine.beam_rule import Search, Tops
 from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.steplog.observe import Observers
 
 OF_THE_PROMPT = {"pin"}  # labels that speak of a request's prompt: a beam's is not what the client sent
 
@@ -55,11 +56,13 @@ class Group:
         return self.requests
 
 
-class Beams:
-    """The engine, and beam searches beside plain requests: the same interface, used in the engine's own process."""
+class ServedEngine:
+    """The engine as its own process runs it: beam searches beside plain requests, and answers to questions about both."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, observers: Observers | None = None) -> None:
+        self.engine, self._observers = engine, observers
+        if observers is not None:
+            observers.begin(engine.info)
         self._groups: dict[str, Group] = {}  # by the id that was asked under
         self._owners: dict[str, Group] = {}  # by the id of each request on its way
 
@@ -112,18 +115,33 @@ class Beams:
 
     def step(self) -> list[Output]:
         """A step of the engine. Of a search it tells prompt log-probabilities as they come, the answers at its end."""
-        outputs = self.engine.step()
+        try:
+            outputs = self.engine.step()
+        except Exception:
+            if self._observers is not None:
+                self._observers.failed()
+            raise
         if not self._owners:
             return outputs
-        told: list[Output] = []
+        shown: list[Output] = []
         owners = self._owners.copy()
         for output in outputs:
             group = owners.get(output.request_id)
             if group is None:
-                told.append(output)
+                shown.append(output)
             elif group.asked.id in self._groups:  # else another of its requests failed in this step
-                told += self._hear(group, output)
-        return told
+                shown += self._take(group, output)
+        return shown
+
+    def answer(self, topic: str, name: str) -> object:
+        """See `Observers.answer`."""
+        assert self._observers is not None
+        return self._observers.answer(topic, name, self.stats)
+
+    def close(self) -> None:
+        """Write what is left of a recording."""
+        if self._observers is not None:
+            self._observers.close()
 
     def _check(self, asked: BeamSearch, search: Search) -> None:
         info, request, sampling = self.engine.info, asked.request, asked.request.sampling
@@ -140,23 +158,23 @@ class Beams:
                 f"{info.vocab_size} tokens"
             )
 
-    def _hear(self, group: Group, output: Output) -> list[Output]:
+    def _take(self, group: Group, output: Output) -> list[Output]:
         """One of a search's requests got something."""
         asked = group.asked
-        told: list[Output] = []
+        shown: list[Output] = []
         if output.prompt_logprobs:
-            told.append(Output(asked.id, prompt_logprobs=output.prompt_logprobs, num_cached=output.num_cached))
+            shown.append(Output(asked.id, prompt_logprobs=output.prompt_logprobs, num_cached=output.num_cached))
         if output.finish is None:
-            return told
+            return shown
         group.began = group.began or output.timing
         if output.finish is Finish.ERROR or not output.tokens:  # none: max_tokens is 0
             self._end(group)
-            return told + [output._replace(request_id=name, prompt_logprobs=()) for name in asked.answers]
+            return shown + [output._replace(request_id=name, prompt_logprobs=()) for name in asked.answers]
         del self._owners[output.request_id]
         group.found[output.request_id] = output.logprobs[0].top
         if len(group.found) == len(group.requests):
-            told += self._advance(group, output)
-        return told
+            shown += self._advance(group, output)
+        return shown
 
     def _advance(self, group: Group, output: Output) -> list[Output]:
         """A round is over: ask for the next one, or give the answers."""

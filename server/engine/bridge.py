@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from turnout.core.types import EngineInfo, Output, Stats
+from turnout.core.types import EngineInfo, Finish, Output, Stats
 from turnout.server.engine.messages import (
     Abort,
-    Ask,
+    Asked,
     BeamSearch,
     Fatal,
     Found,
+    ParallelSampling,
     Progress,
     Question,
     Ready,
@@ -58,16 +59,21 @@ class EngineClient(Protocol):
         """None when able to serve, else why not."""
         ...
 
-    def generate(self, asked: Ask) -> AsyncIterator[Output]:
-        """Outputs as they come; leaving the iterator early aborts the request. The last one has `finish` set; of a
-        beam search the last one of each answer has.
+    def generate(self, asked: Asked) -> AsyncIterator[Output]:
+        """Outputs as they come; leaving the iterator early aborts what is open. The last one has `finish` set; where
+        several answers are asked for, the last one of each has.
 
         Raises ValueError when the engine refuses the request, EngineError when the engine cannot answer.
         """
         ...
 
+    def abort(self, request_id: str) -> None:
+        """End one answer of a parallel sampling, whose reader has enough: its last output is an ABORT. Unknown ids are
+        ignored."""
+        ...
+
     async def ask(self, topic: str, name: str = "") -> Any:
-        """What the engine's process answers between two steps: see ObservedEngine.answer. Raises EngineError."""
+        """What the engine's process answers between two steps: see Observers.answer. Raises EngineError."""
         ...
 
 
@@ -134,11 +140,11 @@ class EngineProcess:
     def trouble(self) -> str | None:
         return self._trouble
 
-    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
+    async def generate(self, asked: Asked) -> AsyncIterator[Output]:
         """See EngineClient."""
         if self._trouble is not None:
             raise EngineError(self._trouble)
-        names = asked.answers if isinstance(asked, BeamSearch) else (asked.id,)
+        names = asked.answers if isinstance(asked, BeamSearch | ParallelSampling) else (asked.id,)
         for name in names:
             if name in self._streams:
                 raise ValueError(f"request id {name!r} is already in use")
@@ -156,8 +162,15 @@ class EngineProcess:
             left = [name for name in names if self._streams.get(name) is stream]  # left early
             for name in left:
                 del self._streams[name]
-            if left:
-                self._send(Abort(asked.id))
+            for name in left[:1] if isinstance(asked, BeamSearch) else left:  # a search is one request
+                self._send(Abort(asked.id if isinstance(asked, BeamSearch) else name))
+
+    def abort(self, request_id: str) -> None:
+        """See EngineClient."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._send(Abort(request_id))
+            stream.put_nowait(Output(request_id, finish=Finish.ABORT))
 
     async def ask(self, topic: str, name: str = "") -> Any:
         """See EngineClient."""
@@ -199,7 +212,7 @@ class EngineProcess:
         if self._process is not None:
             self._process.kill()
 
-    def _send(self, message: Ask | Abort | Question) -> None:
+    def _send(self, message: Asked | Abort | Question) -> None:
         assert self._process is not None
         self._process.send(message)
         self._sent += 1

@@ -15,10 +15,23 @@ class Setup(NamedTuple):
     """To the engine's process, its first message."""
 
     config: Mapping[str, Any]  # as `turnout.core.config.to_container` makes it
-    builder: str  # "module:function"; called with the configuration and a `worker.Tell`, it returns the engine
+    builder: (
+        str  # "module:function"; called with the configuration and a `worker.LoadingReporter`, it returns the engine
+    )
     module_path: list[str]  # sys.path of the parent
     dies_with: int | None  # the parent's process id, when the kernel shall end this process with it
     log_level: int
+
+
+class ParallelSampling(NamedTuple):
+    """To the engine's process: several answers to one prompt, which travels once. `parallel.py` makes the requests."""
+
+    request: Request  # of the first answer; the others fork its prompt's blocks
+    answers: tuple[str, ...]  # ids of all, the first is the request's
+
+    @property
+    def id(self) -> str:
+        return self.request.id
 
 
 class BeamSearch(NamedTuple):
@@ -51,7 +64,7 @@ class Question(NamedTuple):
     """To the engine's process: answered between two steps."""
 
     number: int  # comes back with the reply
-    topic: str  # "request", "requests" or "engine": see ObservedEngine.answer
+    topic: str  # "request", "requests" or "engine": see Observers.answer
     name: str = ""
 
 
@@ -97,5 +110,6 @@ class Report(NamedTuple):
     stats: Stats
 
 
-Ask = Request | BeamSearch
-ToEngine = Ask | Abort | Question | Stop
+Ask = Request | BeamSearch  # what an engine takes
+Asked = Ask | ParallelSampling
+ToEngine = Asked | Abort | Question | Stop

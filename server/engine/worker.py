@@ -26,8 +26,10 @@ from turnout.core.types import EngineInfo, Output, Stats
 from turnout.server.engine.messages import (
     Abort,
     Ask,
+    Asked,
     Fatal,
     Found,
+    ParallelSampling,
     Progress,
     Question,
     Ready,
@@ -37,6 +39,7 @@ from turnout.server.engine.messages import (
     Stop,
     ToEngine,
 )
+from turnout.server.engine.parallel import requests_of
 
 HEARTBEAT = 0.2  # seconds between reports while steps compute nothing
 EMPTY_STEP_PAUSE = 0.001  # seconds; the scheduler waits for something, so a step later may find it
@@ -51,8 +54,8 @@ log = logging.getLogger("turnout.engine")
 Send = Callable[[object], None]
 
 
-class Stepped(Protocol):
-    """An engine in its own process."""
+class Served(Protocol):
+    """What the loop needs of an engine; `ServedEngine` is the real one."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -63,16 +66,11 @@ class Stepped(Protocol):
     def add(self, asked: Ask) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
-
-
-class SteppedEngine(Stepped, Protocol):
-    """What the loop needs of one: it answers questions too, and is closed."""
-
     def answer(self, topic: str, name: str) -> object: ...
     def close(self) -> None: ...
 
 
-class Tell:
+class LoadingReporter:
     """How a builder says how loading goes. As a progress function it may be called for every tensor."""
 
     def __init__(self, send: Send) -> None:
@@ -90,23 +88,23 @@ class Tell:
         self._send(Found(path))
 
 
-def build(plain: Mapping[str, Any], tell: Tell) -> SteppedEngine:
+def build(plain: Mapping[str, Any], report: LoadingReporter) -> Served:
     """The real engine. Raises ValueError or PluginError for what the user can mend."""
     from turnout.core import plugins
     from turnout.core.build import build_engine
     from turnout.core.config import from_container
-    from turnout.server.engine.beam import Beams
-    from turnout.server.steplog.observe import Eyes, ObservedEngine
+    from turnout.server.engine.beam import ServedEngine
+    from turnout.server.steplog.observe import Observers
 
     found = plugins.load()
-    eyes = Eyes(found.manager, plain.get("record"), plain.get("record_limit", 0))
-    return ObservedEngine(Beams(build_engine(from_container(plain, found), tell, tell.found)), eyes)
+    observers = Observers(found.manager, plain.get("record"), plain.get("record_limit", 0))
+    return ServedEngine(build_engine(from_container(plain, found), report, report.found), observers)
 
 
 class Loop:
     """Steps while there is work, sleeps while there is none."""
 
-    def __init__(self, engine: SteppedEngine, inbox: SimpleQueue[ToEngine], send: Send) -> None:
+    def __init__(self, engine: Served, inbox: SimpleQueue[ToEngine], send: Send) -> None:
         self._engine, self._inbox, self._send = engine, inbox, send
         self._handled = self._reported = 0  # messages
         self._refused: list[tuple[str, str]] = []
@@ -133,7 +131,7 @@ class Loop:
         except Empty:
             return True
 
-    def _handle(self, message: Ask | Abort | Question) -> None:
+    def _handle(self, message: Asked | Abort | Question) -> None:
         self._handled += 1
         if isinstance(message, Abort):
             self._engine.abort(message.request_id)
@@ -141,10 +139,11 @@ class Loop:
         if isinstance(message, Question):
             self._send(Reply(message.number, self._engine.answer(message.topic, message.name)))
             return
-        try:
-            self._engine.add(message)
-        except ValueError as error:
-            self._refused.append((message.id, str(error)))
+        for asked in requests_of(message) if isinstance(message, ParallelSampling) else (message,):
+            try:
+                self._engine.add(asked)
+            except ValueError as error:
+                self._refused.append((asked.id, str(error)))
 
     def _report(self, outputs: list[Output], computed: bool) -> None:
         now = time.monotonic()
@@ -182,13 +181,13 @@ def main(inbox_fd: int, outbox_fd: int) -> None:
     compute(engine, messages, inform)
 
 
-def load(setup: Setup, send: Send) -> SteppedEngine:
+def load(setup: Setup, send: Send) -> Served:
     """Build the engine, or say why it can't be and exit."""
     from turnout.core.plugins import PluginError
 
     try:
         module, _, function = setup.builder.partition(":")
-        engine: SteppedEngine = getattr(importlib.import_module(module), function)(setup.config, Tell(send))
+        engine: Served = getattr(importlib.import_module(module), function)(setup.config, LoadingReporter(send))
         return engine
     except (ValueError, PluginError) as error:  # the user's to mend: no traceback
         log.debug("the engine could not be built", exc_info=True)
@@ -199,7 +198,7 @@ def load(setup: Setup, send: Send) -> SteppedEngine:
     sys.exit(1)
 
 
-def compute(engine: SteppedEngine, inbox: SimpleQueue[ToEngine], send: Send) -> None:
+def compute(engine: Served, inbox: SimpleQueue[ToEngine], send: Send) -> None:
     """Run the engine until told to stop, or say why it failed and exit."""
     try:
         Loop(engine, inbox, send).run()

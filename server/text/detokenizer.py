@@ -12,13 +12,13 @@ longer than it must be:
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from turnout.server.text.tokenizer import Text
+from turnout.server.text.stop import StopStrings
+from turnout.server.text.tokenizer import Text
 
+NO_STOP = StopStrings()
 CONTEXT = 4  # tokens decoded again before new ones
 
 
@@ -31,7 +31,7 @@ class Detokenizer:
         *,
         prompt_tail: Sequence[int] = (),
         skip_special_tokens: bool = True,
-        stop: Sequence[str] = (),
+        stop: StopStrings = NO_STOP,
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -42,7 +42,7 @@ class Detokenizer:
         self._include_stop, self._min_tokens = include_stop, min_tokens
         shown = [token for token in prompt_tail if token not in self._skipped]
         self._source: _Source = _Bytes(text, shown) if text.bytewise else _Window(text, shown)
-        self._stops = _Stops(stop) if stop else None
+        self._stop = stop
         self._held = ""  # may be the beginning of a stop string
         self._sent: list[str] = []
         self.stopped: str | None = None  # the stop string that ended the text
@@ -80,17 +80,19 @@ class Detokenizer:
 
     def _passed(self, text: str) -> str:
         """What of the held and the new text can't be part of a stop string any more."""
-        if self._stops is None or not text:
+        if not text or not (self._held or self._stop.begins(text)):
             return text
-        ended = self._stops.read(text, heed=self.num_tokens_used > self._min_tokens)
         whole = self._held + text
+        heeded = self.num_tokens_used > self._min_tokens
+        ended = self._stop.completed(whole, len(self._held)) if heeded else None
         if ended is None:
-            keep = len(whole) - self._stops.num_open
+            shown = len(whole) - self._stop.num_open(whole)
+            self._held = whole[shown:]
         else:
-            self.stopped, end = ended
-            keep = len(self._held) + end - (0 if self._include_stop else len(self.stopped))
-        self._held = whole[keep:] if ended is None else ""
-        return whole[:keep]
+            self.stopped, shown = ended
+            shown -= 0 if self._include_stop else len(self.stopped)
+            self._held = ""
+        return whole[:shown]
 
 
 class _Source(Protocol):
@@ -162,71 +164,3 @@ def _whole(tokens: Sequence[int], text: Text) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(b"".join(map(text.token_bytes, tokens)))
     return len(tokens) - len(decoder.getstate()[0])
-
-
-class _Stops:
-    """Looks for all stop strings at once (Aho and Corasick, 1975), in time that grows with the text alone.
-
-    A state is a beginning of a stop string; it is the longest one with which the text read so far ends.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if not all(stops):
-            raise ValueError("stop must not contain an empty string")
-        self._next: list[dict[str, int]] = [{}]
-        self._depth, self._fall = [0], [0]  # its length; the longest shorter beginning it ends with
-        self._stop: list[str | None] = [None]  # the longest stop string it ends with
-        for stop in stops:
-            self._add(stop)
-        self._link()
-        self._state = 0
-        self._firsts = frozenset(self._next[0])
-
-    @property
-    def num_open(self) -> int:
-        """Characters at the end of the text that may begin a stop string."""
-        return self._depth[self._state]
-
-    def read(self, text: str, *, heed: bool) -> tuple[str, int] | None:
-        """The stop string completed first and where in `text` it ends, if `heed`."""
-        if not self._state and self._firsts.isdisjoint(text):
-            return None
-        state, following, fall = self._state, self._next, self._fall
-        for place, char in enumerate(text, 1):
-            while state and char not in following[state]:
-                state = fall[state]
-            state = following[state].get(char, 0)
-            stop = self._stop[state]
-            if stop is not None:
-                if heed:
-                    return stop, place
-                while state and not following[state]:  # passed over, and no longer one begins like this
-                    state = fall[state]
-        self._state = state
-        return None
-
-    def _add(self, stop: str) -> None:
-        state = 0
-        for depth, char in enumerate(stop, 1):
-            if char not in self._next[state]:
-                self._next[state][char] = len(self._next)
-                self._next.append({})
-                self._depth.append(depth)
-                self._fall.append(0)
-                self._stop.append(None)
-            state = self._next[state][char]
-        self._stop[state] = stop
-
-    def _link(self) -> None:
-        """Set `fall`, shorter states first."""
-        states = deque(self._next[0].values())
-        while states:
-            parent = states.popleft()
-            if self._stop[parent] is None:
-                self._stop[parent] = self._stop[self._fall[parent]]
-            for char, state in self._next[parent].items():
-                fall = self._fall[parent]
-                while fall and char not in self._next[fall]:
-                    fall = self._fall[fall]
-                self._fall[state] = self._next[fall].get(char, 0)
-                states.append(state)

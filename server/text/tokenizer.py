@@ -1,12 +1,11 @@
 """Text to token ids and back: the tokenizer, the chat template, what the model's folder says about generation.
 
 It wraps a tokenizer of the `tokenizers` library and knows no request and no engine. Its methods may be called from
-several threads at once. `Detokenizer`, for text that arrives token by token, is in the module of that name.
+several threads at once.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,12 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from turnout.core import ModelError
-from turnout.server.text.detokenizer import Detokenizer
-
-__all__ = ["Detokenizer", "Text"]
 
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+RESERVED = {  # what a template's variables can't be called: the call's own arguments
+    "messages",
+    "conversation",
+    "conversations",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+    "processor_kwargs",
+}
 PROBE = "Hello wörld, 世界 สวัสดี 🎉\n\tif x: return"
+
+Message = Mapping[str, Any]  # with a role and its content as one text
 
 
 class Text:
@@ -52,7 +70,7 @@ class Text:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # what transformers raises depends on what the files lack
             raise ModelError(f"the tokenizer in {folder} can't be read: {error}") from error
         if not tokenizer.is_fast:
@@ -112,24 +130,17 @@ class Text:
             found = self._bytes[token] = self._find_bytes(token)
         return found
 
-    def token_text(self, token: int) -> str:
-        r"""The text of one id for display; `bytes:\xe4\xb8` when its bytes are no whole text."""
-        raw = self.token_bytes(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt ids of a conversation. With `continue_final_message` they end with that message, to the character.
+        """The prompt ids of a conversation of messages whose content is a text. With `continue_final_message` they end with
+        the last message, to the character.
 
         Start tokens are the template's business: none is added. Raises ValueError, with the template's own message
         where there is one, for whatever can't be rendered.
@@ -141,23 +152,21 @@ class Text:
         if not messages:
             raise ValueError("messages must not be empty")
         options = dict(template_kwargs or {})
-        reserved = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - {"documents", "kwargs"}
-        for name in sorted(options.keys() & (reserved | {"messages", "conversations"})):
+        for name in sorted(options.keys() & RESERVED):
             raise ValueError(f"a chat template's variable can't be called {name}: the name is taken")
         options |= {"tools": [dict(tool) for tool in tools] if tools else None}
-        plain = [_plain(message, index) for index, message in enumerate(messages)]
         if continue_final_message:
-            text = self._continued(plain, options)
+            text = self._continued(messages, options)
         else:
-            text = self._render(plain, options, add_generation_prompt)
+            text = self._render(messages, options, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
 
-    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any], prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], options: Mapping[str, Any], prompt: bool) -> str:
         from jinja2 import TemplateError
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=prompt, **options
+                list(messages), tokenize=False, add_generation_prompt=prompt, **options
             )
         except TemplateError as error:
             raise ValueError(error.message or type(error).__name__) from error
@@ -165,15 +174,15 @@ class Text:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         return text
 
-    def _continued(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+    def _continued(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """The conversation up to the last character of its last message."""
         last, start = messages[-1], messages[:-1]
         mark = "[the-answer-goes-on-here]"
         while any(mark in str(message) for message in messages):
             mark = f"[{mark}]"
-        prefill = last["content"]
+        prefill: str = last["content"]
         for content in (prefill + mark, mark):  # the second when the template changes the text, trims it for one
-            head, found, _ = self._render([*start, last | {"content": content}], options, False).rpartition(mark)
+            head, found, _ = self._render([*start, {**last, "content": content}], options, False).rpartition(mark)
             if found and (head.endswith(prefill) or content == mark):
                 return head if content != mark else head + prefill
         raise ValueError("the chat template leaves the last message out, so it can't be continued")
@@ -199,22 +208,6 @@ class Text:
                 "the tokenizer's decoder does more than join bytes, so its text can't be streamed exactly; "
                 f"its parts are {', '.join(_types(self._backend.decoder))}, and ByteLevel must stand alone"
             )
-
-
-def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The message with its content as one string, as templates expect it."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"messages[{index}] must be an object with a role")  # noqa: TRY004 - what a client sent
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(f"messages[{index}].content has a part of type {kind}; this model reads text only")
-        content = "\n".join(part["text"] for part in content)  # as `conversation` joins them
-    if not isinstance(content, str | None):
-        raise ValueError(f"messages[{index}].content must be text or a list of text parts")  # noqa: TRY004
-    return {**message, "content": content or ""}
 
 
 def _ints(value: Any) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from turnout.core.types import Logprobs, Output, Request, Result, Sampling, Step
-from turnout.server.engine.beam import Beams
+from turnout.server.engine.beam import ServedEngine
 from turnout.server.engine.messages import BeamSearch
 from turnout.testing.fake import TokenCacheRunner
 
@@ -70,7 +70,7 @@ def asking(
     return BeamSearch(request, names, width, length_penalty, early_stopping)  # type: ignore[arg-type]
 
 
-def found(beams: Beams, *asked: BeamSearch | Request) -> dict[str, list[Output]]:
+def found(beams: ServedEngine, *asked: BeamSearch | Request) -> dict[str, list[Output]]:
     """All that is told of what is asked, by id, the empty outputs left out."""
     told: dict[str, list[Output]] = {}
     for one in asked:

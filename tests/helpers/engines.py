@@ -14,7 +14,7 @@ import torch
 
 from turnout.core import BlockManager, Preemption, Request, Scheduler, SharingBlocks, plugins
 from turnout.core.engine import Engine
-from turnout.core.types import EngineInfo, KVSpec, Output
+from turnout.core.types import EngineInfo, Finish, KVSpec, Output
 from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.attention.torch_sdpa import TorchAttention
@@ -23,8 +23,9 @@ from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS
-from turnout.server.engine.beam import Beams
-from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.engine.beam import ServedEngine
+from turnout.server.engine.messages import Asked, BeamSearch, ParallelSampling
+from turnout.server.engine.parallel import requests_of
 from turnout.testing import make_engine
 
 BACKENDS: dict[str, Callable[[], Any]] = {"torch": TorchAttention, "cpu": CpuAttention}
@@ -99,7 +100,7 @@ class LocalEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._beams = Beams(engine)
+        self._served = ServedEngine(engine)
         self.on_step: Callable[[], None] = lambda: None
         self._streams: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -115,9 +116,10 @@ class LocalEngine:
     def trouble(self) -> str | None:
         return None
 
-    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
-        self._beams.add(asked)
-        names = asked.answers if isinstance(asked, BeamSearch) else (asked.id,)
+    async def generate(self, asked: Asked) -> AsyncIterator[Output]:
+        for one in requests_of(asked) if isinstance(asked, ParallelSampling) else (asked,):
+            self._served.add(one)
+        names = (asked.id,) if isinstance(asked, Request) else asked.answers
         stream: asyncio.Queue[Output | Exception] = asyncio.Queue()
         self._streams |= dict.fromkeys(names, stream)
         num_open = len(names)
@@ -132,15 +134,20 @@ class LocalEngine:
                 yield output
         finally:
             for name in names:
-                del self._streams[name]
-            self._beams.abort(asked.id)
+                self._streams.pop(name, None)
+                if name == asked.id or not isinstance(asked, BeamSearch):
+                    self._served.abort(name)
+
+    def abort(self, request_id: str) -> None:
+        self._served.abort(request_id)
+        self._streams.pop(request_id).put_nowait(Output(request_id, finish=Finish.ABORT))
 
     async def _drive(self) -> None:
         for _ in range(5):  # whoever asks at the same time starts in the same step
             await asyncio.sleep(0)
         try:
             while self.engine.busy:
-                for output in self._beams.step():
+                for output in self._served.step():
                     if output.request_id in self._streams:
                         self._streams[output.request_id].put_nowait(output)
                 self.on_step()

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
 from turnout.server.engine.messages import Ask, BeamSearch
-from turnout.server.engine.worker import Tell
+from turnout.server.engine.worker import LoadingReporter
 
 BUILDER = "fake_engine:build"
 STEP = 0.005  # seconds
@@ -122,8 +122,8 @@ def misbehave(how: str | None) -> None:
         os.abort()
 
 
-def build(config: Mapping[str, Any], tell: Tell) -> FakeEngine:
-    tell("reading", 0.5)
+def build(config: Mapping[str, Any], report: LoadingReporter) -> FakeEngine:
+    report("reading", 0.5)
     match config.get("load"):
         case "value error":
             raise ValueError("attention=warp is not installed")
@@ -138,6 +138,6 @@ def build(config: Mapping[str, Any], tell: Tell) -> FakeEngine:
                 time.sleep(1000)
             finally:
                 os.remove(config["file"])
-    tell.found("here")
-    tell("reading", 1.0)
+    report.found("here")
+    report("reading", 1.0)
     return FakeEngine()

@@ -8,7 +8,7 @@ from engines import LocalEngine
 
 from turnout.core.hooks import new_hooks
 from turnout.plugins.scheduler import FCFS
-from turnout.server.steplog.observe import Eyes, ObservedEngine
+from turnout.server.steplog.observe import Observers
 from turnout.testing import make_engine
 
 
@@ -17,9 +17,8 @@ class Observed(LocalEngine):
 
     def __init__(self) -> None:
         hooks = new_hooks()
-        eyes = Eyes(hooks, None, 0)
+        self._observers = Observers(hooks)
         super().__init__(make_engine(FCFS(), hooks=hooks, max_num_seqs=1))
-        self._observed = ObservedEngine(self.engine, eyes)
 
     async def ask(self, topic: str, name: str = "") -> Any:
-        return self._observed.answer(topic, name)
+        return self._observers.answer(topic, name, self.stats)

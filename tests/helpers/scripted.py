@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from turnout.core.types import EngineInfo, Finish, Logprobs, Output, Request, Stats, Timing
-from turnout.server.engine.messages import Ask, BeamSearch
+from turnout.server.engine.messages import Asked, BeamSearch, ParallelSampling
+from turnout.server.engine.parallel import requests_of
 from turnout.server.text.tokenizer import Text
 
 STORY = (
@@ -47,7 +48,7 @@ class ScriptedEngine:
         )
         self.stats = Stats(num_blocks=400, num_blocks_free=400)
         self.requests: list[Request] = []
-        self.asked: list[Ask] = []  # the same, beam searches as such
+        self.asked: list[Asked] = []  # the same, beam searches as such
         self.left: list[str] = []  # ids of requests whose reader left early
         self.pace = 0.0  # seconds a token takes
         self.before_first = 0.0  # seconds the first output takes
@@ -76,10 +77,43 @@ class ScriptedEngine:
             made[i] = allowed[i % len(allowed)]
         return made
 
-    async def generate(self, asked: Ask) -> AsyncIterator[Output]:
+    async def generate(self, asked: Asked) -> AsyncIterator[Output]:
+        self.asked.append(asked)
+        if not isinstance(asked, ParallelSampling):
+            async for output in self._answer(asked):
+                yield output
+            return
+        arrived: asyncio.Queue[Output | Exception] = asyncio.Queue()
+        self._tasks = {r.id: asyncio.create_task(self._pump(r, arrived)) for r in requests_of(asked)}
+        tasks, num_open = self._tasks, len(self._tasks)
+        try:
+            while num_open:
+                output = await arrived.get()
+                if isinstance(output, Exception):
+                    raise output
+                num_open -= output.finish is not None
+                yield output
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _pump(self, request: Request, arrived: asyncio.Queue[Output | Exception]) -> None:
+        try:
+            async for output in self._answer(request):
+                arrived.put_nowait(output)
+        except asyncio.CancelledError:
+            arrived.put_nowait(Output(request.id, finish=Finish.ABORT))
+            raise
+        except Exception as error:  # noqa: BLE001
+            arrived.put_nowait(error)
+
+    def abort(self, request_id: str) -> None:
+        self._tasks[request_id].cancel()
+
+    async def _answer(self, asked: Request | BeamSearch) -> AsyncIterator[Output]:
         request, outputs = (asked.request, self._beams) if isinstance(asked, BeamSearch) else (asked, self._outputs)
         self.requests.append(request)
-        self.asked.append(asked)
         arrived, done = time.monotonic(), False
         await self._seat(request)
         try:

@@ -21,7 +21,7 @@ from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill, Deadline, Fair, PrefixAware, Priority
-from turnout.server.engine.beam import Beams
+from turnout.server.engine.beam import ServedEngine
 from turnout.server.engine.beam_rule import Search
 from turnout.testing import check_balance, make_engine
 from turnout.testing.fake import TokenCacheRunner
@@ -30,7 +30,7 @@ SIZE = 4  # tokens of a block
 ENDS = frozenset(range(0, 64, 4))  # so many that searches end early
 
 
-def hashing(manager: BlockManager | None = None, *, num_blocks: int = 64, **options: Any) -> Beams:
+def hashing(manager: BlockManager | None = None, *, num_blocks: int = 64, **options: Any) -> ServedEngine:
     """An engine on the hashed model."""
     engine = make_engine(
         options.pop("scheduler", FCFS()),
@@ -41,10 +41,10 @@ def hashing(manager: BlockManager | None = None, *, num_blocks: int = 64, **opti
     )
     assert isinstance(engine._runner, TokenCacheRunner)
     engine._runner = HashedRunner(num_blocks, SIZE, len(engine._runner.host))
-    return Beams(engine)
+    return ServedEngine(engine)
 
 
-def assert_empty(beams: Beams) -> None:
+def assert_empty(beams: ServedEngine) -> None:
     """Nothing of any request is left."""
     check_balance(beams.engine)
     assert not (beams.busy or beams._groups or beams._owners or beams.engine._kept)
@@ -363,7 +363,7 @@ class TestRefusals:
         beams.add(Request("abc", [1]))
 
 
-def run_out(beams: Beams) -> dict[str, list[Any]]:
+def run_out(beams: ServedEngine) -> dict[str, list[Any]]:
     told: dict[str, list[Any]] = {}
     while beams.busy:
         for output in beams.step():
@@ -413,7 +413,7 @@ class TestOnAModel:
             engine = engine_on(
                 tiny, num_blocks=num_blocks, block_size=8, prefix_cache=prefix_cache, preemption=preemption
             )
-            beams = Beams(engine)
+            beams = ServedEngine(engine)
             neighbour = Request("neighbour", words(10, below=120), Sampling(0, max_tokens=9))
             assert tokens_of(found(beams, asked, neighbour), asked) == expected
             assert_empty(beams)
@@ -450,7 +450,7 @@ class TestOnAModel:
                 min_tokens=least,
                 stop_ids=ends,
             )
-            told = tokens_of(found(Beams(engine_on(tiny, block_size=4)), asked), asked)
+            told = tokens_of(found(ServedEngine(engine_on(tiny, block_size=4)), asked), asked)
             padded = [tokens + [1] * (said.shape[1] - len(prompt) - len(tokens)) for tokens in told]
             assert padded == said[:, len(prompt) :].tolist()
             num_short += sum(len(tokens) < 8 for tokens in told)

@@ -17,7 +17,7 @@ import pytest
 from turnout.core.types import Output, Request, Sampling
 from turnout.server.engine import worker
 from turnout.server.engine.messages import Abort, Fatal, Found, Progress, Question, Reply, Report, Setup, Stop, ToEngine
-from turnout.server.engine.worker import Loop, Tell, compute, load
+from turnout.server.engine.worker import LoadingReporter, Loop, compute, load
 
 
 def asking(name: str, num: int = 3, do: str = "") -> Request:
@@ -112,7 +112,7 @@ def test_loading_reports_its_progress() -> None:
 
 def test_progress_of_one_stage_is_told_now_and_then_and_at_its_end() -> None:
     sent: list[object] = []
-    tell = Tell(sent.append)
+    tell = LoadingReporter(sent.append)
     for tensor in range(1001):
         tell("weights", tensor / 1000)
     assert len(sent) < 100 and sent[0] == Progress("weights", 0.0) and sent[-1] == Progress("weights", 1.0)

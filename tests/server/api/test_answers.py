@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from callers import BOTH, Api, until
 from scripted import ScriptedEngine
 
-from turnout.core.types import Request
 from turnout.server.engine.messages import BeamSearch
 from turnout.server.text.tokenizer import Text
 
@@ -48,22 +46,6 @@ class TestN:
         assert choices[0]["logprobs"] == choices[1]["logprobs"] == choices[2]["logprobs"]
         assert [len(choice["prompt_logprobs"]) for choice in choices] == [4, 4, 4]
 
-    def test_an_answer_that_comes_before_the_firsts_echo_waits_for_it(self, api: Api, engine: ScriptedEngine) -> None:
-        plain = engine._outputs
-
-        async def slow_first(request: Request, arrived: float) -> Any:
-            if request.parent is None:
-                await asyncio.sleep(0.05)
-            async for output in plain(request, arrived):
-                yield output
-
-        engine._outputs = slow_first  # type: ignore[method-assign]
-        reply = api.complete([5, 6, 7, 8], n=3, max_tokens=2, echo=True, logprobs=1, stream=True)
-        for index in range(3):
-            first = next(choice for choice in reply.choices(index) if choice["logprobs"])
-            assert len(first["logprobs"]["tokens"]) == 4
-
-    @pytest.mark.parametrize("path", BOTH)
     def test_a_first_that_fails_fails_the_request(self, api: Api, engine: ScriptedEngine, path: str) -> None:
         engine.fails_with = "its logits are NaN"
         assert api.ask(path, n=3).status == 500

@@ -1,7 +1,8 @@
-"""Several answers to one prompt: one computes it, the others fork its blocks; what becomes of them when it goes away."""
+"""Parallel sampling, several answers to one prompt: one computes it, the others fork its blocks; what becomes of them when it goes away."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
-from turnout.server.api.answers import several
+from turnout.server.engine.messages import ParallelSampling
+from turnout.server.engine.parallel import requests_of
 from turnout.testing import check_balance, continuation, make_engine
 from turnout.testing.fake import TokenCacheRunner
 
@@ -35,7 +37,12 @@ def engine(**options: Any) -> Engine:
 
 
 def asked(num: int = NUM, prompt: list[int] = PROMPT, **sampling: Any) -> list[Request]:
-    return several("a", prompt, Sampling(**({"temperature": 0, "max_tokens": 10} | sampling)), num)
+    return parallel(num, prompt, Sampling(**({"temperature": 0, "max_tokens": 10} | sampling)))
+
+
+def parallel(num: int, prompt: list[int], sampling: Sampling, **options: Any) -> list[Request]:
+    names = tuple(f"a-{place}" for place in range(num))
+    return list(requests_of(ParallelSampling(Request("a-0", list(prompt), sampling, **options), names)))
 
 
 def run_out(engine: Engine) -> dict[str, list[int]]:
@@ -55,27 +62,29 @@ def steps_of(engine: Engine) -> list[int]:
 
 class TestRequests:
     def test_the_first_scores_the_prompt_and_each_has_its_own_seed(self) -> None:
-        made = several("a", [1, 2], Sampling(seed=7, prompt_logprobs=2, logprobs=1), 3, first=6)
-        assert [r.id for r in made] == ["a-6", "a-7", "a-8"]
-        assert [r.parent for r in made] == [None, "a-6", "a-6"]
+        made = parallel(3, [1, 2], Sampling(seed=7, prompt_logprobs=2, logprobs=1))
+        assert [r.id for r in made] == ["a-0", "a-1", "a-2"]
+        assert [r.parent for r in made] == [None, "a-0", "a-0"]
         assert [r.sampling.seed for r in made] == [7, 8, 9]
         assert [r.sampling.prompt_logprobs for r in made] == [2, None, None]
         assert [r.sampling.logprobs for r in made] == [1, 1, 1]
 
     def test_a_seed_stays_within_64_bits(self) -> None:
-        assert [r.sampling.seed for r in several("a", [1], Sampling(seed=2**64 - 1), 2)] == [2**64 - 1, 0]
-
-    def test_ranked_ones_have_log_probabilities(self) -> None:
-        assert [r.sampling.logprobs for r in several("a", [1], Sampling(), 2, ranked=True)] == [0, 0]
-        assert [r.sampling.logprobs for r in several("a", [1], Sampling(logprobs=3), 2, ranked=True)] == [3, 3]
-        assert [r.sampling.logprobs for r in several("a", [1], Sampling(), 2)] == [None, None]
+        assert [r.sampling.seed for r in parallel(2, [1], Sampling(seed=2**64 - 1))] == [2**64 - 1, 0]
 
     def test_prompts_are_copies(self) -> None:
-        first, second = several("a", [1, 2], Sampling(), 2)
+        first, second = parallel(2, [1, 2], Sampling())
         assert first.tokens is not second.tokens
 
+    def test_the_prompt_travels_once_however_many_answers_are_asked_for(self) -> None:
+        request = Request("a", list(range(1000, 50_000)), Sampling())
+        one, many = (
+            len(pickle.dumps(ParallelSampling(request, tuple(f"a-{i}" for i in range(num))))) for num in (1, 128)
+        )
+        assert many - one < 128 * 16
+
     def test_all_carry_what_schedulers_read(self) -> None:
-        made = several("a", [1], Sampling(), 2, priority=3, labels={"user": "u"}, salt="s")
+        made = parallel(2, [1], Sampling(), priority=3, labels={"user": "u"}, salt="s")
         assert [(r.priority, r.labels, r.salt) for r in made] == [(3, {"user": "u"}, "s")] * 2
 
 
@@ -109,6 +118,17 @@ class TestSharing:
             one.add(request)
         run_out(one)
         assert steps_of(one)[:2] == [100, 1 + 3]
+
+
+def test_no_answer_comes_before_the_first_one_has_all_of_the_prompts_log_probabilities() -> None:
+    one = engine(scheduler=ChunkedPrefill(chunk=40, max_prefill_tokens=40), max_num_batched_tokens=64)
+    for request in asked(prompt_logprobs=0):
+        one.add(request)
+    outputs = [output for _ in range(30) for output in one.step()]
+    scored = [output for output in outputs if output.prompt_logprobs]
+    assert {output.request_id for output in scored} == {"a-0"}
+    assert sum(len(output.prompt_logprobs) for output in scored) == len(PROMPT) - 1
+    assert outputs.index(scored[-1]) < min(outputs.index(o) for o in outputs if o.request_id != "a-0")
 
 
 def test_a_long_prompt_in_chunks_is_forked_when_it_is_computed() -> None:
@@ -200,7 +220,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 @pytest.mark.parametrize("length", [7, 8, 9, 30])
 def test_sampled_answers_are_those_of_each_seed_alone(tiny: Model, length: int) -> None:
     prompt = words(length, length, 120)
-    requests = several("a", prompt, Sampling(seed=5, max_tokens=8), NUM)
+    requests = parallel(NUM, prompt, Sampling(seed=5, max_tokens=8))
     alone = []
     for request in requests:
         single = Request("alone", list(prompt), request.sampling)

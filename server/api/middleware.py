@@ -19,8 +19,8 @@ PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,256}")  # an id from a client that may go
 log = logging.getLogger("turnout.server")
 
 
-class Front:
-    """ASGI middleware."""
+class RequestMiddleware:
+    """ASGI, outside of all routes."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, api_key: str | None) -> None:
         self._app, self._metrics = app, metrics

@@ -23,7 +23,7 @@ def finite(logprob: float) -> float:
     return max(LOWEST, logprob)  # NaN is not above it
 
 
-class Names:
+class TokenNames:
     """How token ids are written. One per server: ids are looked up once."""
 
     def __init__(self, text: Text) -> None:
@@ -50,17 +50,17 @@ class Names:
         return token in self._text.special_ids
 
 
-class ChatMarks:
+class ChatLogprobs:
     """Entries of `logprobs.content`. Special tokens have null bytes where the text leaves them out."""
 
-    def __init__(self, names: Names, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
+    def __init__(self, names: TokenNames, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
         self._names, self._skip, self._as_ids = names, skip_special_tokens, as_ids
 
-    def of(self, marks: Iterable[Logprobs]) -> Entry:
+    def of(self, entries: Iterable[Logprobs]) -> Entry:
         """The `logprobs` object of a choice or chunk."""
         content = [
-            self._entry(mark.token, mark.logprob) | {"top_logprobs": [self._entry(*pair) for pair in mark.top]}
-            for mark in marks
+            self._entry(entry.token, entry.logprob) | {"top_logprobs": [self._entry(*pair) for pair in entry.top]}
+            for entry in entries
         ]
         return {"content": content, "refusal": None}
 
@@ -71,30 +71,34 @@ class ChatMarks:
         return {"token": name, "logprob": finite(logprob), "bytes": raw}
 
 
-class TextMarks:
+class CompletionLogprobs:
     """The four parallel lists of a completion, handed out piece by piece; offsets count from the start of the text."""
 
-    def __init__(self, names: Names, num_top: int, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
+    def __init__(self, names: TokenNames, num_top: int, *, skip_special_tokens: bool, as_ids: bool = False) -> None:
         self._names, self._num_top, self._skip, self._as_ids = names, num_top, skip_special_tokens, as_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters of the text before the next token
 
-    def prompt(self, first: int, marks: Sequence[Logprobs], text: str) -> Pieces:
+    def prompt(self, first: int, entries: Sequence[Logprobs], text: str) -> Pieces:
         """The prompt's tokens, of which the first has no probability. `text` is the prompt as it is echoed."""
         pieces = self._empty()
         self._add(pieces, first, None, (), shown=self._begins(first, text))
-        for mark in marks:
-            self._add(pieces, mark.token, mark.logprob, mark.top, shown=self._begins(mark.token, text))
+        for entry in entries:
+            self._add(pieces, entry.token, entry.logprob, entry.top, shown=self._begins(entry.token, text))
         self._offset = len(text)
         self._decoder.reset()
         return pieces
 
-    def of(self, marks: Iterable[Logprobs]) -> Pieces:
+    def of(self, entries: Iterable[Logprobs]) -> Pieces:
         """The `logprobs` object of generated tokens."""
         pieces = self._empty()
-        for mark in marks:
+        for entry in entries:
             self._add(
-                pieces, mark.token, mark.logprob, mark.top, shown=not (self._skip and self._names.special(mark.token))
+                pieces,
+                entry.token,
+                entry.logprob,
+                entry.top,
+                shown=not (self._skip and self._names.special(entry.token)),
             )
         return pieces
 
@@ -138,18 +142,18 @@ class TextMarks:
         return chosen
 
 
-def prompt_logprobs(names: Names, marks: Iterable[Logprobs], num_top: int) -> list[dict[str, Entry] | None]:
+def prompt_logprobs(names: TokenNames, entries: Iterable[Logprobs], num_top: int) -> list[dict[str, Entry] | None]:
     """One entry a prompt token, by token id; null for the first."""
-    entries: list[dict[str, Entry] | None] = [None]
-    for mark in marks:
-        ranked = [(mark.token, mark.logprob, mark.rank)]
+    forms: list[dict[str, Entry] | None] = [None]
+    for entry in entries:
+        ranked = [(entry.token, entry.logprob, entry.rank)]
         ranked += [
-            (token, value, rank) for rank, (token, value) in enumerate(mark.top[:num_top], 1) if token != mark.token
+            (token, value, rank) for rank, (token, value) in enumerate(entry.top[:num_top], 1) if token != entry.token
         ]
-        entries.append(
+        forms.append(
             {
                 str(token): {"logprob": finite(value), "rank": rank, "decoded_token": names.of(token)[0]}
                 for token, value, rank in ranked
             }
         )
-    return entries
+    return forms
