@@ -46,6 +46,7 @@ class TestN:
         assert choices[0]["logprobs"] == choices[1]["logprobs"] == choices[2]["logprobs"]
         assert [len(choice["prompt_logprobs"]) for choice in choices] == [4, 4, 4]
 
+    @pytest.mark.parametrize("path", BOTH)
     def test_a_first_that_fails_fails_the_request(self, api: Api, engine: ScriptedEngine, path: str) -> None:
         engine.fails_with = "its logits are NaN"
         assert api.ask(path, n=3).status == 500
