@@ -14,16 +14,10 @@ import torch
 from turnout.core import plugins
 from turnout.core.config import Config, chosen, to_container
 from turnout.core.engine import Engine
-from turnout.core.interfaces import (
-    BlockManager,
-    ModelInfo,
-    ModelLoader,
-    ModelRunner,
-    PreparedQuantizer,
-    Progress,
-    SharingBlocks,
-)
+from turnout.core.interfaces import BlockManager
+from turnout.core.model import ModelInfo, ModelLoader, ModelRunner, Progress
 from turnout.core.negotiate import choose_attention, choose_quantizer
+from turnout.core.optional import NamedKernels, PreparedQuantizer, SharingBlocks
 from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
 
@@ -43,7 +37,8 @@ def build_engine(
     found.describe(chosen(config, found))  # a chosen plugin that is broken or claimed twice ends here
     progress("reading the model's configuration", 0.0)
     loader: ModelLoader = config.loader
-    path = loader.find(config.model, lambda stage: progress(stage, 0.0))
+    formats = found.formats()
+    path = loader.find(config.model, formats, lambda stage: progress(stage, 0.0))
     located(path)
     info = loader.inspect(path, config.dtype, config.device)
     max_model_len = _context(config.limits, info)
@@ -52,7 +47,9 @@ def build_engine(
     chose = choose_attention(config, info, found), choose_quantizer(config, info, found)
     if isinstance(config.quant, PreparedQuantizer):
         config.quant.prepare(info.quantization, info)
-    served = loader.load(info, config.quant, lambda done, total: progress("loading weights", done / max(total, 1)))
+    served = loader.load(
+        info, config.quant, formats, lambda done, total: progress("loading weights", done / max(total, 1))
+    )
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
     spec, note = KVSpec(info.layers, blocks.block_size, 1, config.kv_cache_dtype), ""
@@ -98,11 +95,11 @@ def fingerprint(config: Config, path: str, found: Plugins) -> str:
 
 
 def _described(config: Config, found: Plugins) -> dict[str, dict[str, str]]:
-    """The chosen plugins, each with what its optional `kernels() -> str` says of the native code it computes with."""
+    """The chosen plugins, each with what it says of the native code it computes with."""
     described = found.describe(chosen(config, found))
     for slot, about in described.items():
-        kernels = getattr(getattr(config, slot), "kernels", None)
-        if kernels is not None and (name := kernels()):
+        component = getattr(config, slot)
+        if isinstance(component, NamedKernels) and (name := component.kernels()):
             about["kernels"] = name
     return described
 

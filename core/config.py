@@ -12,7 +12,8 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from turnout.core.plugins import SLOTS, Plugins, options_of
+from turnout.core.choices import SLOTS
+from turnout.core.plugins import Plugins, options_of
 from turnout.core.types import Limits
 
 
@@ -46,7 +47,9 @@ def chosen(config: Config, plugins: Plugins) -> dict[str, str]:
     names = {}
     for slot in SLOTS:
         kind = type(getattr(config, slot))
-        names[slot] = next(c.name for c in plugins.choices.values() if c.slot == slot and c.component is kind)
+        names[slot] = next((c.name for c in plugins.choices.values() if c.slot == slot and c.component is kind), "")
+        if not names[slot]:
+            raise ValueError(f"{slot} is a {kind.__qualname__}, which no plugin offers as a choice")
     return names
 
 

@@ -14,7 +14,8 @@ from turnout.core.cost import Load, StepCost
 from turnout.core.types import Chunk, ContractError, Move, PreemptMode, Request, Step
 
 if TYPE_CHECKING:
-    from turnout.core.interfaces import BlockManager, SharingBlocks
+    from turnout.core.interfaces import BlockManager
+    from turnout.core.optional import SharingBlocks
     from turnout.core.swap import Swapper
 
 

@@ -24,7 +24,9 @@ from typing import NamedTuple
 from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
 from turnout.core.hooks import Hooks
-from turnout.core.interfaces import BlockManager, Preemption, Runner, Scheduler, SharingBlocks
+from turnout.core.interfaces import BlockManager, Preemption, Scheduler
+from turnout.core.model import Runner
+from turnout.core.optional import SharingBlocks
 from turnout.core.swap import Swapper
 from turnout.core.types import (
     PENDING,

@@ -11,12 +11,11 @@ from turnout.core.interfaces import (
     ENTRY_POINTS,
     AttentionBackend,
     BlockManager,
-    ModelLoader,
-    ModelRunner,
     Preemption,
     Quantizer,
     Scheduler,
 )
+from turnout.core.model import Format, ModelLoader, ModelRunner
 from turnout.core.parsers import ReasoningParser, ToolParser
 from turnout.core.types import Request, Step, StepReport
 
@@ -35,9 +34,13 @@ def new_hooks() -> Hooks:
 
 
 class Register(Protocol[T_contra]):
-    """`register("sjf", SJF)` makes `scheduler=sjf` a choice on the command line."""
+    """`register("sjf", SJF)` makes `scheduler=sjf` a choice on the command line, and `scheduler=PACKAGE:sjf` in any case.
 
-    def __call__(self, name: str, component: type[T_contra], /) -> None: ...
+    A name of Turnout's own stays Turnout's: with `replaces="fcfs"`, `register("fcfs", Mine, replaces="fcfs")` offers another
+    to users who choose `scheduler=PACKAGE:fcfs`.
+    """
+
+    def __call__(self, name: str, component: type[T_contra], /, *, replaces: str | None = None) -> None: ...
 
 
 class RegisterPresets(Protocol):
@@ -89,6 +92,11 @@ def register_tool_parsers(register: Register[ToolParser]) -> None:
 @hookspec
 def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
     """Offer parsers of reasoning."""
+
+
+@hookspec
+def register_formats(register: Register[Format]) -> None:
+    """Offer readers of model files, by their suffix."""
 
 
 @hookspec

@@ -1,47 +1,27 @@
-"""The parts a plugin can replace.
+"""The contracts most plugins are written for: scheduler, preemption, blocks, attention, quant.
 
-Each is a dataclass whose fields are its options and whose methods satisfy one of these protocols. A class may carry
-`contract = N`, the version of the protocol it was written for; without it the current one is assumed.
+A component is a dataclass whose fields are its options and whose methods satisfy one of these protocols. The engine calls
+methods by position, so parameters may have other names. `turnout.core.model` holds the contracts of loaders, runners and
+formats, `turnout.core.optional` what a component may offer besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from turnout.core.draft import Draft
-from turnout.core.types import (
-    Batch,
-    BlockMoves,
-    BlockStats,
-    KVSpec,
-    LayerSpec,
-    Limits,
-    PreemptMode,
-    Request,
-    Result,
-    Step,
-)
+from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request
 
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
-PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
-CONTRACTS = {  # current version of each slot
-    "loader": 1,
-    "attention": 1,
-    "scheduler": 1,
-    "preemption": 1,
-    "blocks": 1,
-    "quant": 1,
-    "runner": 1,
-}
-Progress = Callable[[str, float], None]  # (what is being done, share done)
+# The current version of each slot's contract. docs/contracts.md says what changed.
+CONTRACTS = dict.fromkeys(("loader", "attention", "scheduler", "preemption", "blocks", "quant", "runner", "format"), 1)
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
 
 
@@ -61,6 +41,8 @@ class Capabilities:
     batch_invariant: bool = False  # a request's output does not depend on its neighbours, bit for bit
     graphs: bool = False  # `run` launches the same kernels whatever the plan holds: see `RefreshingPlans`
     needs: tuple[str, ...] = ()  # modules that must be importable
+    # device type, or "any" for all others -> place in attention=auto there, highest first; no entry: only by its name
+    auto_rank: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def refusals(
         self,
@@ -107,11 +89,8 @@ def _listed(values: Any) -> str:
 
 @dataclass
 class Auto:
-    """attention: the first backend of `AUTO_ORDER` that can serve the model here. quant: what reads the checkpoint. The
-    start says which, and why not the others."""
-
-
-AUTO_ORDER = {"cpu": ("cpu", "torch"), "cuda": ("flashinfer", "flash_attn", "triton", "flex", "torch")}  # best first
+    """attention: the backend of the highest `Capabilities.auto_rank` that can serve the model here. quant: what reads the
+    checkpoint. The start says which, and why not the others."""
 
 
 class Scheduler(Protocol):
@@ -180,39 +159,6 @@ class BlockManager(Protocol):
         ...
 
 
-@runtime_checkable
-class SharingBlocks(Protocol):
-    """Optional, for a block manager that copies: forks with copy-on-write, a host tier for what is evicted.
-
-    The engine calls `begin` before a step is scheduled, `moves` when it is, `settle` when it was computed or failed.
-    """
-
-    stats: BlockStats
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks of host memory to set aside for evicted prefixes; 0: none."""
-        ...
-
-    def begin(self, now: float) -> None:
-        """A step begins; seconds on the engine's clock."""
-        ...
-
-    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
-        """Give a request without blocks those of `parent` that hold its first `num_tokens` tokens, a part-full last one
-        included, and set `num_computed`. From then on `grow` gives whoever comes to write into a block that others
-        hold, or may find, a copy of its own."""
-        ...
-
-    def moves(self) -> BlockMoves:
-        """What must be copied for all that was handed out since the last call."""
-        ...
-
-    def settle(self, happened: bool) -> None:
-        """The moves handed out last have happened. Or they never will: nothing that depended on them may be found."""
-        ...
-
-
 class AttentionBackend(Protocol[CacheT, PlanT]):
     """Owns the cache layout and the attention kernels.
 
@@ -241,16 +187,6 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
         ...
 
 
-@runtime_checkable
-class RefreshingPlans(Protocol[PlanT_contra]):
-    """Optional, for a backend with `capabilities.graphs`: its decode steps can be replayed as CUDA graphs."""
-
-    def refresh(self, plan: PlanT_contra, batch: Batch, layer: LayerSpec, block_size: int) -> None:
-        """Bring a plan up to date in place: its tensors now hold another batch of as many requests and tokens. Called
-        before `run` is recorded, too: from then on `run` launches the same kernels, with the same addresses."""
-        ...
-
-
 class Quantizer(Protocol):
     """Turns the checkpoint tensors of one linear layer into a module, one layer at a time."""
 
@@ -261,113 +197,4 @@ class Quantizer(Protocol):
         [out, in], perhaps "bias" [out], in the served dtype. Of a checkpoint in one of the quantizer's formats: whatever
         is stored, as it is stored; a layer it left unquantized looks like one of floats. On the model's device.
         The module maps [..., in] to [..., out] in x's dtype. Raises ModelError naming the layer."""
-        ...
-
-
-@runtime_checkable
-class PreparedQuantizer(Protocol):
-    """Optional, for a quantizer that must know more than single layers."""
-
-    def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
-        """Called once, before weights load. `settings`: the checkpoint's quantization_config; None: it holds floats.
-        Raises ModelError for what it can't do."""
-        ...
-
-
-class Attend(Protocol):
-    """Attention as a model sees it: an argument."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; returns [T, heads, v_head_dim]."""
-        ...
-
-
-class Model(Protocol):
-    """A model with its weights."""
-
-    def __call__(self, tokens: Tensor, positions: Tensor, logit_rows: Tensor, attend: Attend) -> Tensor:
-        """tokens, positions: int64 [T]; logit_rows: int64 [S]; returns logits [S, vocab]."""
-        ...
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What is known of a model before its weights load."""
-
-    path: str  # the folder with config and tokenizer
-    architecture: str
-    layers: tuple[LayerSpec, ...]
-    max_len: int  # tokens of prompt and output together
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
-    num_parameters: int
-    quantization: Mapping[str, Any] | None = None  # the checkpoint's quantization_config; None: it holds floats
-    notes: tuple[str, ...] = ()  # what was chosen for the user, and why
-    traced: bool = False  # torch.compile will trace it: no kernel may be called behind torch's back
-
-
-class ModelLoader(Protocol):
-    """Makes a model of what the user named. Each method raises ModelError with the reason and the remedy."""
-
-    def find(self, model: str, report: Callable[[str], None]) -> str:
-        """The local folder of `model`, downloaded or converted if need be; `report` hears what is being done."""
-        ...
-
-    def inspect(self, path: str, dtype: str, device: str) -> ModelInfo:
-        """Everything a composition can be checked against, without reading a weight. "auto" picks by stated rules."""
-        ...
-
-    def load(self, info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None]) -> Model:
-        """The model, each linear layer made by `quantizer`; `progress`: (bytes read, bytes in all)."""
-        ...
-
-
-class Runner(Protocol):
-    """Computes steps. A simulated one only advances a clock."""
-
-    def run(self, step: Step) -> Result:
-        """Do the step's moves, then compute its chunks."""
-        ...
-
-
-@runtime_checkable
-class AsyncRunner(Protocol):
-    """Optional, for a runner that computes one step while the engine schedules the next."""
-
-    def submit(self, step: Step) -> Future[Result] | None:
-        """Compute a step behind all those before it. Its requests are read now: they change afterwards. A token that is
-        PENDING is what the step submitted last samples for its request. None: the engine must wait for that token, then
-        `run` the step; always so for a step that moves blocks, or has no chunks."""
-        ...
-
-
-class ModelRunner(Runner, Protocol):
-    """Computes them with a model, over caches it keeps."""
-
-    @property
-    def replays(self) -> bool:
-        """Decode steps are recorded and replayed: attention must be able to (`Capabilities.graphs`)."""
-        ...
-
-    def prepare(self, info: ModelInfo, limits: Limits, progress: Progress) -> ModelInfo:
-        """Called once, first, before weights load. Raises ModelError for what can't be done with this model or on this
-        machine; returns `info` as the model must be loaded. `limits.max_model_len` is set."""
-        ...
-
-    def room(self, model: Model, attention: AttentionBackend[Any, Any], spec: KVSpec) -> tuple[int, str]:
-        """Blocks of a cache as `spec`, which has one, that fit beside the model and the largest step, but no more than
-        `limits` can fill; and the note that says by which rule. Raises ModelError when there is no room."""
-        ...
-
-    def start(
-        self,
-        model: Model,
-        attention: AttentionBackend[Any, Any],
-        spec: KVSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-        num_host_blocks: int,
-    ) -> None:
-        """Reserve the caches, `num_host_blocks` blocks in host memory too. Called once, before `run`."""
         ...

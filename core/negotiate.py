@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from turnout.core.choices import Choice
 from turnout.core.config import Config, chosen
-from turnout.core.interfaces import AUTO_ORDER, Capabilities, ModelInfo
-from turnout.core.plugins import Choice, Plugins
+from turnout.core.interfaces import Auto, Capabilities
+from turnout.core.model import ModelInfo
+from turnout.core.optional import RankedQuantizer, RefusingBackend
+from turnout.core.plugins import OWN, Plugins
 from turnout.core.types import ModelError
 
 
@@ -15,27 +20,28 @@ def choose_attention(config: Config, info: ModelInfo, found: Plugins) -> str:
     """
     size, kind = config.blocks.block_size, info.device.type
 
+    backends = [c for c in found.choices.values() if c.slot == "attention" and c.component is not Auto]
+
     def refusals(choice: Choice) -> list[str]:
-        can: Capabilities = choice.component.capabilities  # type: ignore[attr-defined]
-        needs = info.layers, size, info.dtype, info.device, config.kv_cache_dtype, config.runner.replays
-        return choice.obstacles() + can.refusals(*needs)
+        can, needs = _capabilities(choice), (info.layers, size, info.dtype, info.device, config.kv_cache_dtype)
+        reasons = choice.obstacles() + can.refusals(*needs, config.runner.replays)
+        own = choice.component.refusals(*needs) if isinstance(choice.component, RefusingBackend) else []
+        return reasons + own
 
     asked = chosen(config, found)["attention"]
     if asked == "auto":
         passed: list[str] = []
-        for name in AUTO_ORDER.get(kind, ("torch",)):
-            known = name in found.names("attention")
-            reasons = refusals(found.get("attention", name)) if known else ["no installed plugin offers it"]
-            if not reasons:
-                config.attention = found.get("attention", name).component()
+        for choice in in_order(backends, kind):
+            if not (reasons := refusals(choice)):
+                config.attention = choice.component()
                 why = f"not {'; not '.join(passed)}" if passed else f"the best for {kind} that is installed"
-                return f"attention=auto chose {name}: {why}"
-            passed.append(f"{name}, since {', '.join(reasons)}")
-        raise ModelError(f"attention=auto found no backend for {config.model}: not {'; not '.join(passed)}")
+                return f"attention=auto chose {choice.name}: {why}"
+            passed.append(f"{choice.name}, since {', '.join(reasons)}")
+        none = "; not ".join(passed) or "a single one, since no installed plugin has a rank there"
+        raise ModelError(f"attention=auto found no backend for {config.model} on {kind}: not {none}")
     reasons = refusals(found.get("attention", asked))
     if reasons:
-        others = [c for c in found.choices.values() if c.slot == "attention" and c.name != "auto"]
-        able = [c.name for c in others if not refusals(c)]
+        able = [c.name for c in backends if not refusals(c)]
         remedy = f"Choices that would work: {', '.join(able)}." if able else "No installed backend would work."
         raise ModelError(f"attention={asked} cannot serve {config.model}: {'; '.join(reasons)}. {remedy}")
     return ""
@@ -48,11 +54,8 @@ def choose_quantizer(config: Config, info: ModelInfo, found: Plugins) -> str:
     """
     asked = chosen(config, found)["quant"]
     method = None if info.quantization is None else str(info.quantization.get("quant_method", "unknown"))
-    readers = [
-        name
-        for name in found.names("quant")
-        if method in getattr(found.get("quant", name).component, "checkpoint_formats", ())
-    ]
+    known = [c for c in found.choices.values() if c.slot == "quant" and c.component is not Auto]
+    readers = [c.name for c in sorted(known, key=_quantizer_place) if method in _reads(c)]
     if asked == "auto":
         if method is not None and not readers:
             raise ModelError(
@@ -76,3 +79,26 @@ def choose_quantizer(config: Config, info: ModelInfo, found: Plugins) -> str:
     if obstacles := found.get("quant", name).obstacles():
         raise ModelError(f"quant={name} can't be had here: {'; '.join(obstacles)}")
     return f"quant=auto chose {name}: the checkpoint is quantized as {method!r}" if asked == "auto" and method else ""
+
+
+def in_order(backends: Iterable[Choice], device: str) -> list[Choice]:
+    """The attention backends that take part in attention=auto on a device type, best first."""
+    ranks = [(_capabilities(choice).auto_rank, choice) for choice in backends]
+    placed = [(rank.get(device, rank.get("any")), choice) for rank, choice in ranks]
+    able = [(place, choice) for place, choice in placed if place is not None]
+    return [choice for _, choice in sorted(able, key=lambda each: (-each[0], each[1].package != OWN, each[1].name))]
+
+
+def _capabilities(choice: Choice) -> Capabilities:
+    can: Capabilities = choice.component.capabilities  # type: ignore[attr-defined]
+    return can
+
+
+def _reads(choice: Choice) -> frozenset[str]:
+    formats: frozenset[str] = choice.component.checkpoint_formats  # type: ignore[attr-defined]
+    return formats
+
+
+def _quantizer_place(choice: Choice) -> tuple[float, bool, str]:
+    rank = choice.component.auto_rank if isinstance(choice.component, RankedQuantizer) else 0.0
+    return -rank, choice.package != OWN, choice.name

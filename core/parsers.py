@@ -11,6 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+__all__ = [
+    "BrokenCall",
+    "CallDelta",
+    "CallForm",
+    "ParameterForm",
+    "ReasoningParser",
+    "ReasoningStream",
+    "Thought",
+    "Tool",
+    "ToolParser",
+    "ToolStream",
+    "overlap",
+]
+
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters", "strict"}}
 
 

@@ -2,80 +2,67 @@
 
 A plugin nobody asked for never stops the others: what went wrong with it is kept, shown by `turnout plugins`, and
 raised only when one of its choices is asked for. Nothing is half registered: a plugin's offers count when all of its
-registering is done.
+registering is done. Turnout's own come first, so their names are theirs.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import importlib.util
 import os
 import platform
-import re
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points, version
-from typing import Any
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from turnout.core import hooks, interfaces
+from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, problem
+from turnout.core.model import Format
 
-SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, protocol)
-    "loader": ("register_loaders", interfaces.ModelLoader),
-    "attention": ("register_attention", interfaces.AttentionBackend),
-    "scheduler": ("register_schedulers", interfaces.Scheduler),
-    "preemption": ("register_preemptions", interfaces.Preemption),
-    "blocks": ("register_block_managers", interfaces.BlockManager),
-    "quant": ("register_quantizers", interfaces.Quantizer),
-    "runner": ("register_runners", interfaces.ModelRunner),
-}
+OWN = "turnout"  # our distribution
+PATIENCE = 30.0  # seconds for a stranger's import, and for its registering; TURNOUT_IMPORT_SECONDS says otherwise
 
 
 class PluginError(Exception):
     """A plugin cannot be used. The message names the package and the remedy."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One component that can be chosen: `slot=name`."""
+@dataclass
+class Source:
+    """One entry point, and what came of it."""
 
+    plugin: str
+    package: str
+    version: str = "?"
+    seconds: float = 0.0  # to import and register it
+    blocked: bool = False  # by TURNOUT_BLOCK
+
+    @property
+    def prefix(self) -> str:
+        """What stands before a choice's name where that alone is not exact: the package, if it is one."""
+        return self.plugin if self.version == "?" else self.package
+
+    @property
+    def exact(self) -> str:
+        """A name for TURNOUT_BLOCK that means nothing else."""
+        return self.plugin if self.version == "?" else f"{self.package}:{self.plugin}"
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin!r} of {self.package} {self.version}".removesuffix(" ?")
+
+
+class _Offer(NamedTuple):
     slot: str
     name: str
     component: type
-    package: str  # distribution
-    version: str
-    plugin: str  # entry point
-
-    @property
-    def options(self) -> list[tuple[str, str, object]]:
-        """(name, type, default) of every option."""
-        found = []
-        for spec in dataclasses.fields(self.component):
-            default: object = spec.default
-            if spec.default_factory is not dataclasses.MISSING:
-                default = spec.default_factory()
-            found.append((spec.name, spec.type if isinstance(spec.type, str) else spec.type.__name__, default))
-        return found
-
-    @property
-    def contract(self) -> int:
-        return int(getattr(self.component, "contract", interfaces.CONTRACTS[self.slot]))
-
-    def obstacles(self) -> list[str]:
-        """Why the component can't be had here: modules that are not installed, and what its own optional
-        `obstacle() -> str | None` says. Builds nothing, and imports nothing but the package a needed module is in."""
-        needs = getattr(getattr(self.component, "capabilities", None), "needs", ())
-        found = [f"{name} is not installed" for name in needs if not _installed(name)]
-        own = getattr(self.component, "obstacle", None)
-        try:
-            why = own() if own is not None else None
-        except Exception as error:  # noqa: BLE001  a stranger's code: it is one obstacle more
-            why = f"its obstacle() fails: {type(error).__name__}: {error}"
-        return found + ([why] if why else [])
+    replaces: str | None
 
 
 @dataclass
@@ -84,20 +71,24 @@ class Plugins:
 
     manager: hooks.Hooks
     choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
-    faults: dict[str, str] = field(default_factory=dict)  # plugin -> why it cannot be used
+    exact: dict[tuple[str, str], Choice] = field(default_factory=dict)  # by PACKAGE:NAME
+    faults: dict[str, str] = field(default_factory=dict)  # plugin, or plugin:slot=name -> why it cannot be used
     claimed: dict[tuple[str, str], str] = field(default_factory=dict)  # (slot, name) -> why that choice is not usable
+    contested: set[tuple[str, str]] = field(default_factory=set)  # offered by two packages
     presets: list[str] = field(default_factory=list)  # packages with YAML
+    sources: list[Source] = field(default_factory=list)
 
     def names(self, slot: str) -> list[str]:
         return sorted(name for s, name in self.choices if s == slot)
 
     def get(self, slot: str, name: str) -> Choice:
-        """Raises PluginError when there is no such choice, or its plugin is broken."""
-        if slot not in SLOTS:
-            raise PluginError(f"there is no slot {slot!r}; the slots are {', '.join(SLOTS)}")
+        """By its name, or exactly: PACKAGE:NAME. Raises PluginError when there is no such choice, or its plugin is broken."""
+        if slot not in ALL_SLOTS:
+            raise PluginError(f"there is no slot {slot!r}; the slots are {', '.join(ALL_SLOTS)}")
         if (slot, name) in self.claimed:
             raise PluginError(self.claimed[slot, name])
-        if (slot, name) not in self.choices:
+        choice = self.choices.get((slot, name)) or self.exact.get((slot, name))
+        if choice is None:
             broken = "".join(
                 f"\nA plugin could not be loaded and may be the one: {why}" for why in self.faults.values()
             )
@@ -105,7 +96,11 @@ class Plugins:
                 f"{slot}={name}: there is no such choice. Installed here: {', '.join(self.names(slot))}. "
                 f"`turnout plugins` lists all of them; a missing one comes with its package.{broken}"
             )
-        return self.choices[slot, name]
+        return choice
+
+    def formats(self) -> dict[str, Format]:
+        """The readers of model files, by suffix."""
+        return {name: self.choices["format", name].component() for name in self.names("format")}
 
     def describe(self, slots: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Name, package and version of the chosen plugins."""
@@ -117,7 +112,8 @@ _loaded: Plugins | None = None
 
 
 def load() -> Plugins:
-    """Every installed plugin, less those named in TURNOUT_BLOCK (comma-separated). Loaded once per process."""
+    """Every installed plugin, less those named in TURNOUT_BLOCK (comma-separated): by their entry point, their package, or
+    PACKAGE:ENTRY_POINT. Loaded once per process."""
     global _loaded
     if _loaded is None:
         _loaded = collect(entry_points(group=interfaces.ENTRY_POINTS))
@@ -125,135 +121,174 @@ def load() -> Plugins:
 
 
 def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = None) -> Plugins:
-    """Load `entries` in order of name, then register the modules of `extra`."""
+    """Load `entries`, ours first, then in order of name; then register the modules of `extra`."""
     found = Plugins(hooks.new_hooks())
-    own = _Source("core", "turnout", version("turnout"))
-    _offer(found, own, [(slot, "auto", interfaces.Auto) for slot in ("attention", "quant")])
+    core = Source("core", OWN, version(OWN))
+    _take(found, core, [_Offer(slot, "auto", interfaces.Auto, None) for slot in ("attention", "quant")])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
-    seen: dict[str, str] = {}
-    for entry in sorted(entries, key=lambda e: (e.name, e.value)):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-        if entry.name in blocked or seen.get(entry.name) == package:
-            continue
-        if entry.name in seen:
-            found.faults[f"{entry.name} of {package}"] = (
-                f"two packages name a plugin {entry.name!r}: {seen[entry.name]} and {package}; the first is used. "
-                f"Uninstall one, or TURNOUT_BLOCK={entry.name} skips both."
-            )
-            continue
-        seen[entry.name] = package
-        source = _Source(entry.name, *(package.rpartition(" ")[::2] if entry.dist else (package, "?")))
-        _register(found, source, entry.load)
+    known: set[str] = set()
+    for entry in sorted(entries, key=lambda e: (e.dist is None or e.dist.name != OWN, e.name, e.value)):
+        dist = entry.dist
+        source = Source(entry.name, dist.name, dist.version) if dist else Source(entry.name, entry.value)
+        if f"{source.exact} {entry.value}" not in known:  # a distribution may be found twice
+            known.add(f"{source.exact} {entry.value}")
+            source.blocked = not blocked.isdisjoint({source.plugin, source.package, source.exact})
+            _register(found, source, entry.load)
     for name, module in (extra or {}).items():
-        _register(found, _Source(name, getattr(module, "__name__", name), "?"), partial(lambda m: m, module))
+        _register(found, Source(name, getattr(module, "__name__", name)), partial(lambda m: m, module))
     return found
 
 
-@dataclass(frozen=True)
-class _Source:
-    plugin: str
-    package: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"plugin {self.plugin!r} of {self.package} {self.version}".removesuffix(" ?")
-
-
-def _register(found: Plugins, source: _Source, get: Callable[[], object]) -> None:
+def _register(found: Plugins, source: Source, get: Callable[[], object]) -> None:
     """Take one plugin in whole, or note why not."""
-    remedy = f"Upgrade or uninstall {source.package}; TURNOUT_BLOCK={source.plugin} skips it."
-    offers: list[tuple[str, str, type]] = []
-    presets: list[str] = []
-    try:
-        plugin = get()
-        found.manager.register(plugin, name=source.plugin)
-        found.manager.check_pending()
-        for slot, (hook, _) in SLOTS.items():
-            for impl in getattr(found.manager.hook, hook).get_hookimpls():
-                if impl.plugin is plugin:
-                    impl.function(**{a: partial(_collect, offers, slot) for a in impl.argnames})
-        for impl in found.manager.hook.register_presets.get_hookimpls():
-            if impl.plugin is plugin:
-                impl.function(**{a: presets.append for a in impl.argnames})
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a stranger's module does at import
-        found.faults[source.plugin] = f"{source} failed to load: {type(error).__name__}: {error}. {remedy}"
-        for slot, name, _ in offers:
-            found.claimed.setdefault((slot, name), found.faults[source.plugin])
-        if found.manager.has_plugin(source.plugin):
-            found.manager.unregister(name=source.plugin)
+    found.sources.append(source)
+    if source.blocked:
         return
+    offers: list[_Offer] = []
+    presets: list[str] = []
+    began, label = time.monotonic(), f"{source.package}:{source.plugin}"
+    try:
+        plugin = _bounded(get, source)
+        found.manager.register(plugin, name=label)
+        found.manager.check_pending()
+        _check_marks(plugin)
+        _bounded(partial(_ask, found, plugin, offers, presets), source)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a stranger's module does at import
+        if found.manager.has_plugin(label):
+            found.manager.unregister(name=label)
+        remedy = f"Upgrade or uninstall {source.package}; TURNOUT_BLOCK={source.exact} skips it."
+        why = f"{source} failed to load: {type(error).__name__}: {error}. {remedy}"
+        found.faults[source.exact] = why
+        for offer in offers:
+            if (offer.slot, offer.name) not in found.choices:
+                found.claimed.setdefault((offer.slot, offer.name), why)
+        return
+    finally:
+        source.seconds = time.monotonic() - began
     found.presets += presets
-    _offer(found, source, offers)
+    _take(found, source, offers)
 
 
-def _collect(offers: list[tuple[str, str, type]], slot: str, name: str, component: type) -> None:
-    offers.append((slot, name, component))
+def _bounded(call: Callable[[], Any], source: Source) -> Any:
+    """What `call` returns. A stranger's has a thread and a time of its own: one that sleeps or loops is left behind."""
+    if source.package == OWN:
+        return call()
+    result: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:  # noqa: BLE001  handed on
+            failed.append(error)
+
+    limit = float(os.environ.get("TURNOUT_IMPORT_SECONDS", PATIENCE))
+    thread = threading.Thread(target=run, name=f"import of {source.plugin}", daemon=True)
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no output of a command
+        thread.start()
+        thread.join(limit)
+    if failed:
+        error = failed[0]
+        raise error if isinstance(error, Exception | SystemExit) else RuntimeError(f"it raised {type(error).__name__}")
+    if not result:
+        raise TimeoutError(f"its import was not done after {limit:g} s (TURNOUT_IMPORT_SECONDS allows more)")
+    return result[0]
 
 
-def _offer(found: Plugins, source: _Source, offers: Iterable[tuple[str, str, type]]) -> None:
+def _check_marks(plugin: object) -> None:
+    """Raise TypeError for a function that is called like a hook and is not marked as one: it would never be called."""
+    for name in vars(hooks):
+        own = vars(plugin).get(name) if hasattr(plugin, "__dict__") else None
+        if hasattr(vars(hooks)[name], "turnout_spec") and callable(own) and not hasattr(own, "turnout_impl"):
+            raise TypeError(f"{name} is not marked with @hookimpl, so nobody would call it")
+
+
+def _ask(found: Plugins, plugin: object, offers: list[_Offer], presets: list[str]) -> bool:
+    """Call the plugin's registering hooks."""
+    for slot, (hook, _) in ALL_SLOTS.items():
+        for impl in getattr(found.manager.hook, hook).get_hookimpls():
+            if impl.plugin is plugin:
+                impl.function(**{argument: partial(_note, offers, slot) for argument in impl.argnames})
+    for impl in found.manager.hook.register_presets.get_hookimpls():
+        if impl.plugin is plugin:
+            impl.function(**{argument: presets.append for argument in impl.argnames})
+    for package in presets:
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"register_presets names {package!r}, and there is no such package")
+    return True
+
+
+def _note(offers: list[_Offer], slot: str, name: str, component: type, /, *, replaces: str | None = None) -> None:
+    offers.append(_Offer(slot, name, component, replaces))
+
+
+def _take(found: Plugins, source: Source, offers: Iterable[_Offer]) -> None:
     """Make each component a choice, or note why it is not usable."""
-    for slot, name, component in offers:
-        problem = _problem(slot, name, component)
+    for slot, name, component, replaces in offers:
+        label = f"{source.exact}:{slot}={name}"
+        why = problem(slot, name, component) or _twice(found, slot, component)
+        if why:
+            found.faults[label] = f"{slot}={name} of {source} is not usable: {why}"
+            if isinstance(name, str) and (slot, name) not in found.choices:
+                found.claimed[slot, name] = found.faults[label]
+            continue
         choice = Choice(slot, name, component, source.package, source.version, source.plugin)
-        if problem:
-            found.claimed[slot, name] = f"{slot}={name} of {source} is not usable: {problem}"
-            found.faults.setdefault(source.plugin, found.claimed[slot, name])
-        elif (slot, name) in found.choices:
-            other = found.choices[slot, name]
-            message = (
-                f"{slot}={name} is offered by two packages: {other.package} {other.version} (plugin {other.plugin!r}) "
-                f"and {source.package} {source.version} (plugin {source.plugin!r}). Uninstall one of them, or set "
-                f"TURNOUT_BLOCK={source.plugin} to skip the second."
-            )
-            found.claimed[slot, name] = message
-            found.faults[f"{source.plugin}:{slot}={name}"] = message
-        else:
+        exact = f"{source.prefix}:{name}"
+        if (other := found.choices.get((slot, name))) is None and (slot, name) not in found.contested:
             found.choices[slot, name] = choice
-            ConfigStore.instance().store(group=slot, name=name, node=component, provider=source.package)
+            found.claimed.pop((slot, name), None)  # by one that is broken
+            _store(choice)
+        else:
+            choice = found.choices[slot, exact] = replace(choice, name=exact)
+            if other is not None and other.package == OWN:
+                if replaces != name:
+                    found.faults[label] = (
+                        f"{slot}={name} is Turnout's own; that of {source} is chosen as {slot}={exact}. Its author may call "
+                        f"it otherwise, or say so: register({name!r}, …, replaces={name!r})"
+                    )
+            else:
+                _both(found, slot, name, other, choice, label)
+        found.exact[slot, exact] = choice
+        _store(replace(choice, name=exact))
 
 
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # the package it would be in is not there, or is no package
-        return False
+def _twice(found: Plugins, slot: str, component: type) -> str | None:
+    same = (c for c in found.choices.values() if c.slot == slot and c.component is component)
+    known = next(same, None) if component is not interfaces.Auto else None
+    return None if known is None else f"{component.__qualname__} is {slot}={known.name} already; make a subclass of it"
 
 
-def _problem(slot: str, name: str, component: type) -> str | None:
-    """Why `component` does not satisfy its slot's contract, or can't be a choice of the configuration."""
-    current = interfaces.CONTRACTS[slot]
-    if not (isinstance(name, str) and re.fullmatch(r"[\w-]+", name)):
-        return f"{name!r} is no name for a choice: use letters, digits, _ and -"
-    if not isinstance(component, type) or not dataclasses.is_dataclass(component):
-        return f"{component!r} must be a dataclass, since its fields are its options"
-    wanted = getattr(component, "contract", current)
-    if wanted not in (current, current - 1):
-        return f"it was written for version {wanted} of the {slot} contract; this turnout speaks {current} and {current - 1}"
-    if component is interfaces.Auto:
-        return None  # stands for another choice
-    protocol = SLOTS[slot][1]
-    members = {m for m in (*vars(protocol), *getattr(protocol, "__annotations__", {})) if not m.startswith("_")}
-    fields = {f.name for f in dataclasses.fields(component)}
-    missing = sorted(members - set(dir(component)) - fields)
-    if missing:
-        return f"{component.__qualname__} lacks {', '.join(missing)}, which the {slot} contract asks for"
-    if slot == "attention" and not isinstance(component.capabilities, interfaces.Capabilities):  # type: ignore[attr-defined]
-        return f"{component.__qualname__}.capabilities must be a Capabilities"
-    try:
-        OmegaConf.structured(component)
-    except OmegaConfBaseException as error:
-        return f"the configuration can't hold its option {error.full_key}: {str(error).splitlines()[0]}"
-    return None
+def _both(found: Plugins, slot: str, name: str, first: Choice | None, second: Choice, label: str) -> None:
+    """Two packages offer one name: neither has it, each can be named exactly."""
+    if first is not None:
+        del found.choices[slot, name]
+        exact = next(key[1] for key, choice in found.exact.items() if choice is first)
+        found.choices[slot, exact] = found.exact[slot, exact] = replace(first, name=exact)
+        found.contested.add((slot, name))
+        found.claimed[slot, name] = (
+            f"{slot}={name} is offered by two packages: {first.package} {first.version} (plugin {first.plugin!r}) and "
+            f"{second.package} {second.version} (plugin {second.plugin!r}). Choose {slot}={exact} or {slot}={second.name}"
+        )
+    found.faults[label] = found.claimed[slot, name]
+
+
+def _store(choice: Choice) -> None:
+    ConfigStore.instance().store(choice.name, choice.component, group=choice.slot, provider=choice.package)
 
 
 def versions() -> dict[str, str]:
     """Versions that can change an answer."""
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("turnout", "torch", "transformers")
-    }
+    found = {"python": platform.python_version()}
+    for name in (OWN, "torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):  # a runner and a loader may do without transformers
+            found[name] = version(name)
+    return found
 
 
 def options_of(component: object) -> dict[str, Any]:
     """A component's options as plain values."""
-    assert dataclasses.is_dataclass(component) and not isinstance(component, type)
-    return {spec.name: getattr(component, spec.name) for spec in dataclasses.fields(component)}
+    assert is_dataclass(component) and not isinstance(component, type)
+    return {spec.name: getattr(component, spec.name) for spec in fields(component)}
+
+
+__all__ = ["SLOTS", "Choice", "PluginError", "Plugins", "Source", "collect", "load", "options_of", "versions"]

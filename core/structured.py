@@ -12,6 +12,8 @@ from torch import Tensor
 
 from turnout.core.types import StructuredSpec
 
+__all__ = ["Grammar", "GrammarState", "Structured", "StructuredSpec"]
+
 
 class GrammarState(Protocol):
     """Where one answer stands in its grammar. Used by one thread at a time."""

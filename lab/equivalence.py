@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from turnout.core import plugins
 from turnout.core.engine import Engine
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _side(asked: Compared, items: Sequence[Item], max_tokens: int) -> Side:
 
 
 def _compose(overrides: Sequence[str]) -> Config:
-    from turnout.core import plugins
+
     from turnout.lab.ab.opening import compose
     from turnout.server.cli.composing import searchpath
 
@@ -101,7 +102,7 @@ def _folder(sides: Sequence[Compared]) -> tuple[str, int]:
             found.append((side.info.path, min(side.info.max_model_len, side.info.capacity)))
         elif isinstance(side, Sequence):
             config = _compose(side)
-            path = config.loader.find(config.model, lambda stage: None)
+            path = config.loader.find(config.model, plugins.load().formats(), lambda stage: None)
             longest = config.loader.inspect(path, config.dtype, config.device).max_len
             found.append((path, config.limits.max_model_len or longest))
     if not found:

@@ -31,7 +31,7 @@ BRIEF = {  # what depends on the dtype
 
 def attention_cases(capabilities: Capabilities, device: str = "cpu") -> Iterator[AttentionCase]:
     """The whole grid in one dtype, and what depends on the dtype in each other one and in each form of the cache. Without
-    what `capabilities.refusals` turns down, which may know more than single features."""
+    what `capabilities.refusals` turns down."""
     whole = list(_grid(capabilities, device))
     yield from (case for case in whole if accepted(capabilities, case))
     for dtype, form in forms(capabilities):

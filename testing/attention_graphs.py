@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout.core.interfaces import AttentionBackend, RefreshingPlans
+from turnout.core.interfaces import AttentionBackend
+from turnout.core.optional import RefreshingPlans
 from turnout.testing.attention_scene import AttentionCase, Part, Scene, batch_of
 
 FIRST, SECOND = (5, 17, 40), (39, 6, 32)  # keys of the requests in a step, and in the one that takes its place

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turnout.core.interfaces import AttentionBackend, Capabilities
+from turnout.core.optional import MachineCheck, RefusingBackend
 from turnout.testing.attention import compared
 from turnout.testing.attention_cases import attention_cases, selected_cases
 from turnout.testing.attention_scene import AttentionCase, Part, Scene
@@ -46,8 +47,7 @@ class AttentionSuite:
             return f"{', '.join(absent)} not installed"
         if self.on == "cuda" and not torch.cuda.is_available():
             return "it needs a GPU, and there is none"
-        obstacle = getattr(self.make, "obstacle", None)
-        return obstacle() if obstacle is not None else None
+        return self.make.obstacle() if isinstance(self.make, MachineCheck) else None
 
     def setup_method(self) -> None:
         """pytest calls it before each test."""
@@ -62,11 +62,18 @@ class AttentionSuite:
 
     def cases(self) -> list[AttentionCase]:
         """The whole grid."""
-        return list(attention_cases(self.capabilities, self.on))
+        return [case for case in attention_cases(self.capabilities, self.on) if not self._refused(case)]
 
     def selected(self) -> list[AttentionCase]:
         """The few that each other rule is tried on."""
-        return list(selected_cases(self.capabilities, self.on))
+        return [case for case in selected_cases(self.capabilities, self.on) if not self._refused(case)]
+
+    def _refused(self, case: AttentionCase) -> list[str]:
+        """What the backend itself turns down, beside its capabilities."""
+        backend, where = self.make(), torch.device(case.device)
+        if not isinstance(backend, RefusingBackend):
+            return []
+        return backend.refusals([case.layer], case.block_size, case.dtype, where, case.cache_dtype)
 
     def scene(self, case: AttentionCase, beneath: int = 0) -> Scene:
         return Scene(self.make(), case, beneath=beneath)

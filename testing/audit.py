@@ -10,7 +10,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 import numpy as np
 
 from turnout.core.engine import Engine
-from turnout.core.interfaces import SharingBlocks
+from turnout.core.optional import SharingBlocks
 from turnout.core.types import Request, Stats
 from turnout.testing.fake import check_balance
 from turnout.testing.witness import Witness

@@ -9,7 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from turnout.core.interfaces import BlockManager, SharingBlocks
+from turnout.core.interfaces import BlockManager
+from turnout.core.optional import SharingBlocks
 from turnout.core.types import BlockMoves, Move, Request
 
 POISON = -1

@@ -8,7 +8,8 @@ from functools import wraps
 from typing import Any
 from unittest import SkipTest
 
-from turnout.core.interfaces import BlockManager, SharingBlocks
+from turnout.core.interfaces import BlockManager
+from turnout.core.optional import SharingBlocks
 from turnout.core.types import Request
 from turnout.testing.block_driver import Driver
 

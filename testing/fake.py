@@ -17,7 +17,8 @@ import numpy as np
 from turnout.core.draft import Draft
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
-from turnout.core.interfaces import BlockManager, Preemption, Scheduler, SharingBlocks
+from turnout.core.interfaces import BlockManager, Preemption, Scheduler
+from turnout.core.optional import SharingBlocks
 from turnout.core.plugins import load
 from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
 

@@ -42,6 +42,6 @@ def _not_here(choice: Choice) -> list[str]:
     """Why an attention backend has no device here."""
     import torch
 
-    devices = getattr(getattr(choice.component, "capabilities", None), "devices", None)
+    devices = choice.devices
     here = {"cpu", *(["cuda"] if torch.cuda.is_available() else [])}
     return [] if devices is None or devices & here else [f"it runs on {', '.join(sorted(devices))}"]

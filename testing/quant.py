@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from turnout.core.optional import DequantizingLinear, JoiningLinear
 from turnout.core.types import ModelError
 from turnout.testing.quant_model import dequantized, distance, load, logits_of, prompts, save_tiny
 from turnout.testing.quant_suite import NAME, QuantizerSuite, bytes_of, error_of, noise, run
@@ -121,9 +122,9 @@ class QuantizerContract(QuantizerSuite):
         for outs, ins in WIDTHS[:3]:
             weight, x = noise(outs, ins, seed=1), noise(17, ins, seed=2)
             layer = self.layer(weight)
-            if not hasattr(layer, "dequantize"):
+            if not isinstance(layer, DequantizingLinear):
                 raise SkipTest(f"{type(layer).__name__} has no dequantize()")
-            truth: Tensor = layer.dequantize()  # type: ignore[operator]
+            truth: Tensor = layer.dequantize()
             assert truth.shape == weight.shape, f"dequantize() gives {tuple(truth.shape)} of {tuple(weight.shape)}"
             off = error_of(run(layer, x), F.linear(x.double(), truth.double()))
             assert off <= min(self.bound, 0.05), f"forward is off by {off:.2g} of what dequantize() says"
@@ -135,7 +136,7 @@ class QuantizerContract(QuantizerSuite):
             weights = [noise(576, 576, seed=1), 0.01 * noise(192, 576, seed=2), 30 * noise(192, 576, seed=3)]
             biases = [noise(len(w), seed=9) if biased else None for w in weights]
             layers: list[Any] = [self.layer(w, b) for w, b in zip(weights, biases, strict=True)]
-            join = getattr(type(layers[0]), "joined", None)
+            join: Any = type(layers[0]).joined if isinstance(layers[0], JoiningLinear) else None
             if join is None or len({type(layer) for layer in layers}) > 1:
                 raise SkipTest("its layers have no joined()")
             for rows in (1, 3, 40):

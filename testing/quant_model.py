@@ -9,7 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from turnout.core.interfaces import Model, ModelInfo, PreparedQuantizer, Quantizer
+from turnout.core.interfaces import Quantizer
+from turnout.core.model import Model, ModelInfo
+from turnout.core.optional import PreparedQuantizer
 from turnout.core.types import LayerSpec
 from turnout.testing.attention import plain_attention
 
@@ -86,7 +88,7 @@ def distance(truth: Tensor, got: Tensor) -> Distance:
 def load(path: Path, quantizer: Quantizer | None) -> tuple[Model, ModelInfo]:
     """A checkpoint through the loader that is installed, as the engine does it; None: whatever reads floats as they are."""
     from turnout.core import plugins
-    from turnout.core.interfaces import ModelLoader
+    from turnout.core.model import ModelLoader
 
     found = plugins.load()
     loader: ModelLoader = found.get("loader", found.names("loader")[0]).component()
@@ -94,7 +96,7 @@ def load(path: Path, quantizer: Quantizer | None) -> tuple[Model, ModelInfo]:
     made: Any = quantizer or found.get("quant", "none").component()
     if isinstance(made, PreparedQuantizer):
         made.prepare(info.quantization, info)
-    return loader.load(info, made, lambda done, total: None), info
+    return loader.load(info, made, found.formats(), lambda done, total: None), info
 
 
 def dequantized(quantizer: Quantizer) -> Quantizer:

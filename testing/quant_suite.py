@@ -11,7 +11,9 @@ from unittest import SkipTest
 import torch
 from torch import Tensor, nn
 
-from turnout.core.interfaces import ModelInfo, PreparedQuantizer, Quantizer
+from turnout.core.interfaces import Quantizer
+from turnout.core.model import ModelInfo
+from turnout.core.optional import PreparedQuantizer
 from turnout.core.types import ModelError
 from turnout.testing.quant_model import SHAPE, distance, load, logits_of, prompts
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from turnout.core import plugins
-from turnout.core.interfaces import AUTO_ORDER, Capabilities
+from turnout.core.interfaces import Capabilities
+from turnout.core.negotiate import in_order
 from turnout.core.plugins import Plugins
 
 BEGIN, END = "<!-- support: python -m turnout.testing.support -->", "<!-- end of support -->"
@@ -28,7 +29,11 @@ def support(found: Plugins, package: str = "turnout") -> str:
     able = {name: getattr(choice.component, "capabilities", None) for name, choice in sorted(backends.items())}
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [(f"`{name}`", *_cells(can)) for name, can in able.items() if isinstance(can, Capabilities)]
-    orders = [f"- on `{device}`: {', '.join(f'`{name}`' for name in names)}" for device, names in AUTO_ORDER.items()]
+    taking_part = [backend for backend in backends.values() if isinstance(able[backend.name], Capabilities)]
+    orders = [
+        f"- on `{device}`: {', '.join(f'`{backend.name}`' for backend in in_order(taking_part, device))}"
+        for device in ("cpu", "cuda")
+    ]
     table = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(("`attention=auto` takes the first of these that can serve the model:", "", *orders, "", *table))
 

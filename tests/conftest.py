@@ -26,6 +26,7 @@ def _two_threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2() -> str:
     """The demo model's folder: SmolLM2-135M-Instruct, converted once and cached as for any user."""
+    from turnout.core import plugins
     from turnout.plugins.loader import checkpoint
 
-    return checkpoint.resolve("smollm2")
+    return checkpoint.resolve("smollm2", plugins.load().formats())

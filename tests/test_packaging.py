@@ -133,7 +133,6 @@ def test_every_entry_point_names_something_that_is_there(wheel: zipfile.ZipFile)
         ("turnout", "scheduler"),
         ("turnout", "preemption"),
         ("turnout", "quant"),
-        ("turnout.formats", "gguf"),
     }
     for entry in found:
         entry.load()

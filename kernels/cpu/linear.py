@@ -36,6 +36,10 @@ class NativeLinear(nn.Module):
         self.descriptor = Descriptor(ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(data))
         self._run = _PRODUCT(self.descriptor.run)
 
+    def native_product(self) -> tuple[int, int]:
+        """(run, data) of the descriptor, for kernels that call this one."""
+        return self.descriptor.run, self.descriptor.data
+
     def __call__(self, x: Tensor) -> Tensor:  # nobody hooks a served model, and a module's call costs microseconds
         return self.forward(x)
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
+from turnout.core import plugins
 from turnout.core.build import build_engine
 from turnout.core.config import Config
-from turnout.core.interfaces import ModelLoader
+from turnout.core.model import ModelLoader
 from turnout.core.plugins import Plugins
 from turnout.lab.ab import workload
 from turnout.lab.ab.asked import Asked, EngineAsked, Line, ServerAsked, TruthAsked
@@ -79,7 +80,7 @@ def opened(config: AbConfig, sides: Sequence[Composed], tell: Tell) -> Iterator[
     with ExitStack() as stack:
         first = next(side.config for side in sides if side.config is not None)
         loader: ModelLoader = first.loader
-        text = Text.load(loader.find(first.model, lambda stage: tell(stage, 0.0)))
+        text = Text.load(loader.find(first.model, plugins.load().formats(), lambda stage: tell(stage, 0.0)))
         longest = _longest(sides)
         items = workload.load(config.workload, text, config.num_prompts, longest, config.max_tokens, config.seed)
         made: list[Side] = []
@@ -118,6 +119,6 @@ def _longest(sides: Sequence[Composed]) -> int:
     found = []
     for config in (side.config for side in sides if side.config is not None):
         loader: ModelLoader = config.loader
-        path = loader.find(config.model, lambda stage: None)
+        path = loader.find(config.model, plugins.load().formats(), lambda stage: None)
         found.append(config.limits.max_model_len or loader.inspect(path, config.dtype, config.device).max_len)
     return min(found)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout.core import ModelError
+from turnout.core import ModelError, plugins
 from turnout.core.config import Config
-from turnout.core.interfaces import ModelLoader
+from turnout.core.model import ModelLoader
 from turnout.core.plugins import versions
 from turnout.core.types import Sampling
 from turnout.lab.compare.measures import Mark
@@ -37,7 +37,7 @@ class TransformersSide:
         from transformers.utils import logging
 
         loader: ModelLoader = config.loader
-        path = loader.find(config.model, lambda stage: None)
+        path = loader.find(config.model, plugins.load().formats(), lambda stage: None)
         info = loader.inspect(path, config.dtype, config.device)
         logging.disable_progress_bar()
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from turnout.core import ModelError
+from turnout.core import ModelError, plugins
 from turnout.core.plugins import PluginError
 from turnout.lab.quantize import calibrated, folder, linears
 from turnout.lab.quantize.config import CALIBRATED, QuantizeConfig
@@ -59,7 +59,7 @@ def _quantize(config: QuantizeConfig, loading: Loading) -> int:
     if config.method in CALIBRATED:
         calibrated.check()
         calibrated.texts(config)
-    path = Path(config.loader.find(config.model, lambda stage: loading(stage, 0.0)))
+    path = Path(config.loader.find(config.model, plugins.load().formats(), lambda stage: loading(stage, 0.0)))
     source = folder.Source(path)
     taken, kept = linears.found(path, source.places.keys(), config.skip)
     folder.begin(out, _asked(config, path))

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from turnout.core import Logprobs, Request, Result, Step, StepReport, hookimpl, plugins
+from turnout.core import Request, Step, StepReport, hookimpl, plugins
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
+from turnout.core.model import Logprobs, Result
 from turnout.core.types import ContractError, EngineInfo
 from turnout.server.steplog.events import Aborted, Added, Dropped, Event, Finished, Header, Stepped, Stopped, read
 from turnout.server.steplog.record import finished, stepped

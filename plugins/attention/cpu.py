@@ -64,6 +64,7 @@ class CpuAttention:
         sinks=True,
         v_head_dim=True,
         batch_invariant=True,
+        auto_rank={"cpu": 20},
     )
 
     @staticmethod

@@ -29,34 +29,11 @@ class Plan(NamedTuple):
     tails: Tensor | None  # int64 [B * block_size], slots behind each request's last key, or that key's own
 
 
-class FlashCapabilities(Capabilities):
-    """What the best version can do; `refusals` asks the one that would run here."""
-
-    def refusals(
-        self,
-        layers: Sequence[LayerSpec],
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        cache_dtype: str = "auto",
-        graphs: bool = False,
-    ) -> list[str]:
-        reasons = super().refusals(layers, block_size, dtype, device, cache_dtype, graphs)
-        card = flash_versions.card()
-        version = flash_versions.best(card)
-        if version is not None:
-            return reasons + version.refusals(layers, block_size, card)
-        if installed := flash_versions.installed():
-            names = " and ".join(v.title for v in installed)
-            reasons.append(f"{names} {'does' if len(installed) == 1 else 'do'} not run on {flash_versions.card_name()}")
-        return reasons
-
-
 @dataclass
 class FlashAttention:
     """FlashAttention 2, 3 or 4: the newest that is installed and made for the card."""
 
-    capabilities: ClassVar[Capabilities] = FlashCapabilities(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset(range(8, 257, 8)),
@@ -65,12 +42,27 @@ class FlashAttention:
         sinks=True,
         v_head_dim=True,
         graphs=True,
+        auto_rank={"cuda": 40},
     )
 
     @staticmethod
     def obstacle() -> str | None:
         """Why it can't be had on this machine. Imports nothing."""
         return None if flash_versions.installed() else f"no FlashAttention is installed: {flash_versions.REMEDY}"
+
+    @staticmethod
+    def refusals(
+        layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, device: torch.device, cache_dtype: str
+    ) -> list[str]:
+        """`capabilities` says what the best version can do; this asks the one that would run here."""
+        card = flash_versions.card()
+        version = flash_versions.best(card)
+        if version is not None:
+            return version.refusals(layers, block_size, card)
+        if not (installed := flash_versions.installed()):
+            return []  # `obstacle` says so
+        names = " and ".join(v.title for v in installed)
+        return [f"{names} {'does' if len(installed) == 1 else 'do'} not run on {flash_versions.card_name()}"]
 
     @staticmethod
     def kernels() -> str:

@@ -60,40 +60,13 @@ class Plan:
     own: bool = False  # has a wrapper of its own, with buffers that stay
 
 
-class FlashInferCapabilities(Capabilities):
-    """`refusals` asks the installed version and the card too."""
-
-    def refusals(
-        self,
-        layers: Sequence[LayerSpec],
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        cache_dtype: str = "auto",
-        graphs: bool = False,
-    ) -> list[str]:
-        reasons = super().refusals(layers, block_size, dtype, device, cache_dtype, graphs)
-        if cache_dtype == "fp8" and _takes_scales() is False:
-            reasons.append(
-                f"kv_cache_dtype is fp8, and {_named()} takes no scale for each token and head; a newer one does "
-                f"(`pip install -U flashinfer-python`)"
-            )
-        if (
-            device.type == "cuda"
-            and torch.cuda.is_available()
-            and (card := torch.cuda.get_device_capability()) < (8, 0)
-        ):
-            reasons.append(f"the GPU has compute capability {card[0]}.{card[1]}, it needs 8.0")
-        return reasons
-
-
 @dataclass
 class FlashInfer:
     """FlashInfer's paged prefill and decode wrappers."""
 
     workspace_mb: int = 256  # MiB of device memory for partial results where a request's keys are split among cores
 
-    capabilities: ClassVar[Capabilities] = FlashInferCapabilities(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset({64, 128, 256}),
@@ -103,6 +76,7 @@ class FlashInfer:
         sinks=True,
         graphs=True,
         needs=("flashinfer",),
+        auto_rank={"cuda": 50},
     )
 
     def __post_init__(self) -> None:
@@ -110,6 +84,22 @@ class FlashInfer:
             raise ValueError(f"attention.workspace_mb must be at least 16, got {self.workspace_mb}")
         self._workspace = torch.empty(0)
         self._wrappers: dict[tuple[str, LayerSpec], Any] = {}
+
+    @staticmethod
+    def refusals(
+        layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, device: torch.device, cache_dtype: str
+    ) -> list[str]:
+        """What the installed version and the card can't do."""
+        reasons = []
+        if cache_dtype == "fp8" and _takes_scales() is False:
+            reasons.append(
+                f"kv_cache_dtype is fp8, and {_named()} takes no scale for each token and head; a newer one does "
+                f"(`pip install -U flashinfer-python`)"
+            )
+        here = device.type == "cuda" and torch.cuda.is_available()
+        if here and (card := torch.cuda.get_device_capability()) < (8, 0):
+            reasons.append(f"the GPU has compute capability {card[0]}.{card[1]}, it needs 8.0")
+        return reasons
 
     @staticmethod
     def kernels() -> str:

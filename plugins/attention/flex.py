@@ -42,6 +42,7 @@ class FlexAttention:
         softcap=True,
         sinks=True,
         v_head_dim=True,
+        auto_rank={"cuda": 20},
     )
 
     @staticmethod

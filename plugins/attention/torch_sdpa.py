@@ -52,7 +52,7 @@ class TorchAttention:
     holds is dequantized as it is gathered."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        cache_dtypes=frozenset(FORMS), window=True, softcap=True, sinks=True, v_head_dim=True
+        cache_dtypes=frozenset(FORMS), window=True, softcap=True, sinks=True, v_head_dim=True, auto_rank={"any": 10}
     )
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:

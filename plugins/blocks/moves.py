@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from turnout.core import BlockMoves, Move
+from turnout.core.model import Move
+from turnout.core.optional import BlockMoves
 
 NONE = BlockMoves()
 

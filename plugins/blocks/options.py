@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnout.core import BlockStats
+from turnout.core.optional import BlockStats
 from turnout.plugins.blocks.eviction import POLICIES
 
 log = logging.getLogger("turnout.blocks")

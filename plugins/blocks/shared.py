@@ -15,7 +15,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import BlockMoves, BlockStats, Request
+from turnout.core import Request
+from turnout.core.optional import BlockMoves, BlockStats
 from turnout.plugins.blocks.eviction import new_idle
 from turnout.plugins.blocks.finding import Finder, Found
 from turnout.plugins.blocks.moves import Moves

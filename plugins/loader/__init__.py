@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from turnout.core import Model, ModelInfo, ModelLoader, Quantizer, Register, hookimpl
+from turnout.core import ModelInfo, Quantizer, Register, hookimpl
+from turnout.core.model import Format, Model, ModelLoader, Report
 from turnout.kernels import cpu as native
 from turnout.plugins.loader import checkpoint, model
 
@@ -15,15 +16,21 @@ class Transformers:
     """Any causal language model that transformers' own code runs, from a Hugging Face folder, a file of a known
     format, or the hub."""
 
-    def find(self, model: str, report: Callable[[str], None]) -> str:
-        return checkpoint.resolve(model, report)
+    def find(self, model: str, formats: Mapping[str, Format], report: Report) -> str:
+        return checkpoint.resolve(model, formats, report)
 
     def inspect(self, path: str, dtype: str, device: str) -> ModelInfo:
         return model.inspect(path, dtype, device)
 
-    def load(self, info: ModelInfo, quantizer: Quantizer, progress: Callable[[int, int], None]) -> Model:
+    def load(
+        self,
+        info: ModelInfo,
+        quantizer: Quantizer,
+        formats: Mapping[str, Format],
+        progress: Callable[[int, int], None],
+    ) -> Model:
         assert isinstance(info, model.Info), "the engine gives back what `inspect` returned"
-        return model.load(info, quantizer, progress)
+        return model.load(info, quantizer, formats, progress)
 
     @staticmethod
     def kernels() -> str:

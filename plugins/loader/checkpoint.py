@@ -1,7 +1,6 @@
 """What the user named as `model`, turned into a local Hugging Face folder. Knows no engine, no request, no file format.
 
-Model files of other formats are converted by a `Format`, found by the file's suffix among the entry points of the group
-`turnout.formats`, and the result is kept.
+Model files of other formats are converted by a `Format`, found by the file's suffix, and the result is kept.
 """
 
 from __future__ import annotations
@@ -11,55 +10,43 @@ import importlib.util
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from turnout.core import ModelError
+from turnout.core.model import Format, Report
 from turnout.kernels.cache import cache_folder
-from turnout.plugins.formats.source import remember
+from turnout.plugins.loader.source import remember
 
 DEMO = "smollm2"
-FORMATS = "turnout.formats"  # the entry-point group; an entry's name is the suffix it reads
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 LEFTOVER_SECONDS = 86_400  # an unfinished conversion this old belongs to a process that was killed
 
-Report = Callable[[str], None]
+Formats = Mapping[str, Format]  # by suffix
 
 
-class Format(Protocol):
-    """Writes a model file as a Hugging Face folder."""
-
-    version: int  # raise it when a conversion would come out otherwise: what is cached is then made anew
-
-    def convert(self, file: Path, folder: Path, progress: Report) -> None:
-        """Fill the existing, empty `folder`. Raises ValueError with the reason when it can't be done faithfully."""
-        ...
-
-
-def resolve(model: str, progress: Report | None = None) -> str:
+def resolve(model: str, formats: Formats, progress: Report | None = None) -> str:
     """The local Hugging Face folder of `model`: "smollm2", a folder, a file such as x.gguf, or a name on the hub.
 
     A file is converted once, the result cached. Raises ModelError for anything that can't be had.
     """
     report = progress or (lambda _: None)
     if model == DEMO:
-        return str(_converted(_demo_file(), report))
+        return str(_converted(_demo_file(), formats, report))
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return str(_checked(path))
+        return str(_checked(path, formats))
     if path.is_file():
-        return str(_converted(path.resolve(), report))
-    if not model or model.startswith(("/", ".", "~")) or model.count("/") > 1 or _formats(path):
+        return str(_converted(path.resolve(), formats, report))
+    if not model or model.startswith(("/", ".", "~")) or model.count("/") > 1 or _suffix(path) in formats:
         raise ModelError(f"model={model} does not exist: there is no such file or folder")
-    return str(_downloaded(model, report))
+    return str(_downloaded(model, formats, report))
 
 
-def _checked(folder: Path) -> Path:
+def _checked(folder: Path, formats: Formats) -> Path:
     if (folder / "config.json").is_file():
         return folder
-    files = sorted(file for file in folder.iterdir() if _formats(file))
+    files = sorted(file for file in folder.iterdir() if _suffix(file) in formats)
     hint = f"name the file itself: model={files[0]}" if files else "a Hugging Face model folder has one"
     raise ModelError(f"the folder {folder} has no config.json; {hint}")
 
@@ -77,20 +64,19 @@ def _demo_file() -> Path:
     )
 
 
-def _formats(file: Path) -> list[type[Format]]:
-    return [entry.load() for entry in entry_points(group=FORMATS, name=file.suffix.lower().removeprefix("."))]
+def _suffix(file: Path) -> str:
+    return file.suffix.lower().removeprefix(".")
 
 
-def _converted(file: Path, report: Report) -> Path:
+def _converted(file: Path, formats: Formats, report: Report) -> Path:
     """The cached conversion of a model file, made now if there is none.
 
     It is written beside its place and renamed into it, so an interrupted or a concurrent conversion leaves no half.
     """
-    formats = _formats(file)
-    if not formats:
-        known = ", ".join(sorted(f".{entry.name}" for entry in entry_points(group=FORMATS)))
+    converter = formats.get(_suffix(file))
+    if converter is None:
+        known = ", ".join(sorted(f".{name}" for name in formats))
         raise ModelError(f"{file} is of no known kind; name a model's folder, or a file of these kinds: {known}")
-    converter = formats[0]()
     stat = file.stat()
     key = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{type(converter).__module__}|{converter.version}"
     target = cache_folder() / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
@@ -124,7 +110,7 @@ def _sweep(target: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _downloaded(name: str, report: Report) -> Path:
+def _downloaded(name: str, formats: Formats, report: Report) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
@@ -141,4 +127,4 @@ def _downloaded(name: str, report: Report) -> Path:
         ) from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{name} has no safetensors files on the hub; only such models and .gguf files can be served")
-    return _checked(folder)
+    return _checked(folder, formats)

@@ -4,8 +4,7 @@ The model's own code goes on calling each layer. The first one computes all of t
 sibling called with that very input takes its own, with any other input it computes alone. So nothing depends on the
 order in which a model calls its layers; only the speed does.
 
-What a layer's weights look like is not known here: a kind of layer that can be joined says so by a class method
-`joined(layers) -> layer | None`, the output of which is that of all layers side by side.
+What a layer's weights look like is not known here: a kind of layer that can be joined is a `JoiningLinear`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from turnout.core.optional import JoiningLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -93,8 +94,7 @@ def _joined(layers: list[nn.Module]) -> nn.Module | None:
     if any(type(layer) is not type(first) for layer in layers):
         return None
     if type(first) is not nn.Linear:
-        own = getattr(type(first), "joined", None)
-        return None if own is None else own(layers)
+        return type(first).joined(layers) if isinstance(first, JoiningLinear) else None  # type: ignore[arg-type]
     plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
     biases = [layer.bias.data for layer in plain if layer.bias is not None]
     alike = {(layer.in_features, layer.weight.dtype) for layer in plain}

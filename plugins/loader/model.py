@@ -7,7 +7,7 @@ from a trial run (`probe`), its weights through `loader`. What can't be served c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout.core import Attend, ModelError, ModelInfo, Quantizer
+from turnout.core import ModelError, ModelInfo, Quantizer
+from turnout.core.model import Attend, Format, TensorSource
+from turnout.core.optional import NativeProduct, PackedQuantizer
 from turnout.kernels import cpu as native
-from turnout.plugins.formats.source import Source
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype
-from turnout.plugins.loader.shards import OwnSource, Shards
+from turnout.plugins.loader.shards import Shards
+from turnout.plugins.loader.source import packed_source
 
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
@@ -94,7 +96,12 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
     )
 
 
-def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] | None = None) -> Model:
+def load(
+    info: Info,
+    quantizer: Quantizer,
+    formats: Mapping[str, Format] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
     """Raises ModelError when checkpoint, model and quantizer do not fit. `progress`: (bytes read, bytes in all)."""
     method = None if info.quantization is None else str(info.quantization.get("quant_method", "unknown"))
     if method is not None and method not in quantizer.checkpoint_formats:
@@ -110,11 +117,10 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
     config, _ = skeleton.read_config(info.path)
     experts = "eager" if info.dtype == torch.float64 else None  # the grouped products know no float64
     net = skeleton.build(config, info.dtype, ATTENTION, init_empty_weights(include_buffers=False), experts)
-    stored: Source = Shards(Path(info.path))
-    own = isinstance(quantizer, OwnSource)
-    if isinstance(quantizer, OwnSource):
-        stored = quantizer.source(info, stored, weights.replaceable(net))
-    quantized = own or method is not None
+    stored: TensorSource = Shards(Path(info.path))
+    if packed := isinstance(quantizer, PackedQuantizer):
+        stored = packed_source(info, quantizer, formats or {}, stored, weights.replaceable(net))
+    quantized = packed or method is not None
     weights.fill(net, stored, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
     native_here = info.device.type == "cpu" and info.dtype == torch.float32 and not info.traced
@@ -123,9 +129,8 @@ def load(info: Info, quantizer: Quantizer, progress: Callable[[int, int], None] 
         if info.passes_keywords:
             native_layer.exchange_layers(net)
         for module in net.modules():
-            hasattr(
-                module, "descriptor"
-            )  # weights are laid out for their kernel when it is asked for: now, not in a step
+            if isinstance(module, NativeProduct):
+                module.native_product()  # lays the weights out for their kernel: now, not in a step
     model = Model(info, net)
     _check_rows(model)
     return model

@@ -2,7 +2,7 @@
 
 In a small decode step the weights' way from memory is all the work, and what Python does between two products is felt.
 A layer is recognised by its parts, which `native_ops` has exchanged already, whatever kind its weights are as long as
-they come with a native kernel (`descriptor`), and kept only if it computes what the model's own code computes; with
+they come with a native kernel (`NativeProduct`), and kept only if it computes what the model's own code computes; with
 other arguments that code runs as before.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from turnout.core.optional import NativeProduct
 from turnout.kernels import cpu as native
 from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.loader.fuse import Part
@@ -38,7 +39,7 @@ class NativeForward:
         linears = [attention.q_proj.shared.linear, o, mlp.gate_proj.shared.linear, down]
         self._kept = [*linears, first.weight, second.weight]  # the pointers below live as long as these
         head_dim = attention.q_proj.out_features // heads
-        pointers = [pointer for linear in linears for pointer in (linear.descriptor.run, linear.descriptor.data)]
+        pointers = [pointer for linear in linears for pointer in linear.native_product()]
         norms = [norm.weight.data_ptr() for norm in (first, second)]
         sizes = [o.out_features, heads, kv_heads, head_dim, down.in_features, torch.get_num_threads()]
         self._layer = native.Layer(*pointers, *norms, *sizes, first.eps, first.plus, second.eps, second.plus)
@@ -97,7 +98,7 @@ def _exchanged(module: nn.Module, compared: set[type]) -> bool:
         return False
     head_dim = getattr(attention, "head_dim", None)
     linears = (q.shared.linear, o, mlp.gate_proj.shared.linear, mlp.get_submodule("down_proj"))
-    if not head_dim or not all(hasattr(linear, "descriptor") for linear in linears):
+    if not head_dim or any(not isinstance(one, NativeProduct) or one.native_product() is None for one in linears):
         return False
     heads, kv_heads = (attention.get_submodule(name).out_features // head_dim for name in ("q_proj", "k_proj"))
     rounds = not all(isinstance(linear, PackedLinear) for linear in linears)

@@ -8,14 +8,14 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from turnout.core import ModelError, ModelInfo
-from turnout.plugins.formats.source import Source, Stored
+from turnout.core import ModelError
+from turnout.core.model import StoredTensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES = {
@@ -37,29 +37,23 @@ TYPES = {
 }
 
 
-@runtime_checkable
-class OwnSource(Protocol):
-    """Optional, for a quantizer that reads the checkpoint's tensors from another file than the folder's."""
+class Stored(NamedTuple):
+    """One tensor of a file."""
 
-    def source(self, info: ModelInfo, floats: Source, modules: frozenset[str]) -> Source:
-        """The tensors of `floats`, the folder's own, some replaced. A layer among `modules` takes whatever the
-        quantizer's `linear` does, under any last name but "weight"; an embedding among them is made by `embedding`.
-        Raises ModelError."""
-        ...
-
-    def embedding(self, name: str, linear: nn.Module) -> nn.Module:
-        """int64 [...] -> [..., in_features]: the rows of a layer that `linear` made of an embedding's tensors. A head
-        tied to the embedding is that layer."""
-        ...
+    file: Path
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class Shards:
     """The tensors of a folder, by name. Headers are read and checked at once, tensors when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self.tensors: dict[str, Stored] = {}
+        self._stored: dict[str, Stored] = {}
         if (folder / SINGLE).is_file():
-            self.tensors = _header(folder / SINGLE)
+            self._stored = _header(folder / SINGLE)
         elif (folder / INDEX).is_file():
             self._read_shards(folder)
         elif any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
@@ -69,6 +63,7 @@ class Shards:
             )
         else:
             raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}: there are no weights to serve")
+        self.tensors = {name: StoredTensor(stored.shape, stored.dtype) for name, stored in self._stored.items()}
 
     def _read_shards(self, folder: Path) -> None:
         try:
@@ -85,19 +80,19 @@ class Shards:
             found = _header(folder / name)
             if absent := [tensor for tensor in listed if tensor not in found]:
                 raise ModelError(f"{folder / name} lacks tensors that {INDEX} says it holds: {some(absent)}")
-            self.tensors |= {tensor: stored for tensor, stored in found.items() if index.get(tensor, name) == name}
+            self._stored |= {tensor: stored for tensor, stored in found.items() if index.get(tensor, name) == name}
 
     def dtype(self) -> torch.dtype:
         """The floating-point type most of the bytes are in."""
         sizes: dict[torch.dtype, int] = defaultdict(int)
-        for stored in self.tensors.values():
+        for stored in self._stored.values():
             if stored.dtype.is_floating_point:
                 sizes[stored.dtype] += stored.num_bytes
         return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
 
     def read(self, name: str) -> Tensor:
         """A copy on the CPU in memory of its own: no mapping, so the file may change or vanish afterwards."""
-        stored = self.tensors[name]
+        stored = self._stored[name]
         raw = np.fromfile(stored.file, np.uint8, count=stored.num_bytes, offset=stored.offset)
         if len(raw) != stored.num_bytes:
             raise ModelError(f"{stored.file} was cut short while {name} was read")

@@ -19,15 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import ModelError, Quantizer
-from turnout.plugins.formats.source import Source
-from turnout.plugins.loader.shards import OwnSource, some
+from turnout.core.model import TensorSource
+from turnout.core.optional import PackedQuantizer, StackCheck
+from turnout.plugins.loader.shards import some
 
 Read = Callable[[str], Tensor]
 
 
 def fill(
     net: Any,
-    shards: Source,
+    shards: TensorSource,
     quantizer: Quantizer,
     dtype: torch.dtype,
     device: torch.device,
@@ -38,16 +39,15 @@ def fill(
 
     `quantized`: the checkpoint holds linear layers in the quantizer's format, so whatever lies under such a layer's
     name is the quantizer's to read. Tied tensors share memory; one that is stored twice must be equal both times.
-    A quantizer's optional `leave(name, shape)` hears of each tensor of several matrices, which no linear layer holds and
-    which stays as it is; it may raise ModelError. A layer stored as [in, out] (GPT-2's) is turned for the quantizer.
+    A layer stored as [in, out] (GPT-2's) is turned for the quantizer.
     `progress` hears of (bytes read, bytes in all).
     """
     places = _Places(net, dtype, device, quantized)
     plan = _plan(places, shards)
-    leave: Callable[[str, tuple[int, ...]], None] = getattr(quantizer, "leave", lambda name, shape: None)
-    for name, parameter in net.named_parameters():
-        if parameter.dim() > 2:
-            leave(name, tuple(parameter.shape))
+    if isinstance(quantizer, StackCheck):
+        for name, parameter in net.named_parameters():
+            if parameter.dim() > 2:
+                quantizer.check_stacked(name, tuple(parameter.shape))
     total, done = sum(shards.tensors[name].num_bytes for name in plan.reads), 0
 
     def read(name: str) -> Tensor:
@@ -141,7 +141,7 @@ class _Places:
     def put_table(self, target: str, tensor: Tensor, quantizer: Quantizer, heads: list[str]) -> None:
         """An embedding of rows that only the quantizer understands, and the heads that are the same tensor."""
         name, _, leaf = target.rpartition(".")
-        assert isinstance(quantizer, OwnSource)
+        assert isinstance(quantizer, PackedQuantizer)
         layer = quantizer.linear(name, {leaf: tensor})
         for place in (name, *heads):
             _check_made(place, self.net.get_submodule(place), False, layer)
@@ -229,7 +229,7 @@ class _Plan:
             self.targets |= {target, *(target.replace(first, other) for other in others)}
 
 
-def _plan(places: _Places, shards: Source) -> _Plan:
+def _plan(places: _Places, shards: TensorSource) -> _Plan:
     """Decided on names and shapes alone, so a checkpoint that does not fit is refused before its tensors are read."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key

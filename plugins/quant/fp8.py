@@ -67,7 +67,7 @@ class Fp8:
         made = [f"{name} for {count} layers" for name, count in sorted(self._used.items())]
         return ", ".join([*made, native.kernels()] if "native" in self._used else made)
 
-    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+    def check_stacked(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor of several matrices, which is no linear layer, is about to stay float. Raises ModelError unless it
         was asked for."""
         if self._settings is None and not listed(name, self.skip):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, cast
+from typing import Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -126,13 +126,13 @@ class Grouped(nn.Module):
         """Bytes that stay in memory."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
-    @property
-    def descriptor(self) -> Any:
-        """The layer as kernels of a whole decoder layer call it (`struct Linear` of linear.h), where its kernel can."""
-        describe = None if self.kernel == "torch" else getattr(kernel(self.kernel), "descriptor", None)
-        if describe is None:
-            raise AttributeError(f"the kernel {self.kernel} has no descriptor")
-        return describe(self)
+    def native_product(self) -> tuple[int, int] | None:
+        """The layer as kernels of a whole decoder layer call it (`struct Linear` of linear.h), where its kernel is native."""
+        if self.kernel != "native":
+            return None
+        from turnout.plugins.quant import grouped_native
+
+        return grouped_native.native_product(self)
 
     def select(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights of some outputs, int64 [N] -> [N, in], as `rows` has them: an embedding's lookup."""

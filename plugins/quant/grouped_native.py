@@ -66,9 +66,10 @@ def product(layer: Grouped, x: Tensor) -> Tensor:
     return out
 
 
-def descriptor(layer: Grouped) -> Descriptor:
-    """The layer, bias and order included, as other kernels call it."""
-    return arranged(layer).descriptor
+def native_product(layer: Grouped) -> tuple[int, int]:
+    """The layer, bias and order included, as other kernels call it: (run, data)."""
+    descriptor = arranged(layer).descriptor
+    return descriptor.run, descriptor.data
 
 
 def arranged(layer: Grouped) -> Arranged:

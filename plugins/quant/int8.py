@@ -47,7 +47,7 @@ class Int8:
             )
         self._kernel = "torch" if info.traced else self.kernel
 
-    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+    def check_stacked(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor of several matrices, which is no linear layer, is about to stay float. Raises ModelError unless it
         was asked for."""
         if not listed(name, self.skip):

@@ -1,6 +1,7 @@
 """Parsers of reasoning."""
 
-from turnout.core import ReasoningParser, Register, hookimpl
+from turnout.core import Register, hookimpl
+from turnout.core.parsers import ReasoningParser
 from turnout.plugins.reasoning_parser.harmony import Harmony
 from turnout.plugins.reasoning_parser.tagged import DeepSeekR1, GemmaThought, GraniteThought, MistralThink, Think
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnout.core import Thought, overlap
+from turnout.core.parsers import Thought, overlap
 
 
 class Tags:

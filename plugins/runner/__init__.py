@@ -1,6 +1,7 @@
 """Runners."""
 
-from turnout.core import ModelRunner, Register, hookimpl
+from turnout.core import Register, hookimpl
+from turnout.core.model import ModelRunner
 from turnout.plugins.runner.model import LocalRunner
 
 

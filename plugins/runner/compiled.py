@@ -14,7 +14,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from turnout.core import Model, ModelError, Progress
+from turnout.core import ModelError
+from turnout.core.model import Model, Progress
 from turnout.plugins.runner.forward import Layers
 from turnout.plugins.runner.layout import Laid
 

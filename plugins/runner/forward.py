@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from turnout.core import Attend, AttentionBackend, Batch, KVSpec, Model
+from turnout.core import AttentionBackend, Batch, KVSpec
+from turnout.core.model import Attend, Model
 from turnout.plugins.runner.layout import Laid
 
 

@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core import Batch, Model, ModelError, Progress, RefreshingPlans
+from turnout.core import Batch, ModelError
+from turnout.core.model import Model, Progress
+from turnout.core.optional import RefreshingPlans
 from turnout.plugins.runner.forward import Forward, Layers
 from turnout.plugins.runner.layout import Laid
 

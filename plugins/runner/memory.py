@@ -9,7 +9,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from turnout.core import AttentionBackend, KVSpec, Limits, Model, ModelError, ModelInfo
+from turnout.core import AttentionBackend, KVSpec, ModelError, ModelInfo
+from turnout.core.model import Limits, Model
 
 
 def fitting(

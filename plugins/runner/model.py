@@ -14,21 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from turnout.core import (
-    AttentionBackend,
-    Chunk,
-    KVSpec,
-    Limits,
-    Logprobs,
-    Model,
-    ModelError,
-    ModelInfo,
-    Move,
-    Progress,
-    Result,
-    Sampling,
-    Step,
-)
+from turnout.core import AttentionBackend, Chunk, KVSpec, ModelError, ModelInfo, Sampling, Step
+from turnout.core.model import Limits, Logprobs, Model, Move, Progress, Result
 from turnout.plugins.runner.compiled import Compiled, missing_compiler
 from turnout.plugins.runner.forward import Eager, Forward, Layers
 from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnout.core import Logprobs, Request, Sampling
+from turnout.core import Request, Sampling
+from turnout.core.model import Logprobs
 from turnout.plugins.runner.rows import (
     CHUNK,
     Doubles,

@@ -1,6 +1,7 @@
 """Parsers of tool calls."""
 
-from turnout.core import Register, ToolParser, hookimpl
+from turnout.core import Register, hookimpl
+from turnout.core.parsers import ToolParser
 from turnout.plugins.tool_parser.deepseek import DeepSeek
 from turnout.plugins.tool_parser.gemma import Gemma
 from turnout.plugins.tool_parser.glm import GLM

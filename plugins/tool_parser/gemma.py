@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from turnout.core import CallForm, ParameterForm, Tool
+from turnout.core.parsers import CallForm, ParameterForm, Tool
 from turnout.plugins.tool_parser.source import Broken, Reading, Reads, Source
 
 DIALECTS = {  # begin -> end, quote

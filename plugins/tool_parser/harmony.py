@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.core import CallForm, Tool
+from turnout.core.parsers import CallForm, Tool
 from turnout.plugins.tool_parser.source import Other, Reading, Reads, Source
 
 MESSAGE, ENDS = "<|message|>", ("<|call|>", "<|end|>", "<|return|>")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.core import CallForm, Tool
+from turnout.core.parsers import CallForm, Tool
 from turnout.plugins.tool_parser.source import Reading, Reads, Source, json_calls
 
 OTHERS = ("<function=", "<arg_key>", "<minimax:tool_call>")  # formats that share the tag

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.core import CallForm, Tool
+from turnout.core.parsers import CallForm, Tool
 from turnout.plugins.tool_parser.source import Reading, Reads, Source
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

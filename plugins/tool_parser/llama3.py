@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.core import CallForm, Tool
+from turnout.core.parsers import CallForm, Tool
 from turnout.plugins.tool_parser.python_call import expression, keywords
 from turnout.plugins.tool_parser.source import Broken, Reading, Reads, Source, json_call, names_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from turnout.core import CallForm, ParameterForm, Tool
+from turnout.core.parsers import CallForm, ParameterForm, Tool
 from turnout.plugins.tool_parser.python_call import expression, keywords
 from turnout.plugins.tool_parser.source import Broken, Reading, Reads, Source, json_calls, names_of
 

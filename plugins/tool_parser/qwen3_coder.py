@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from turnout.core import CallForm, ParameterForm, Tool
+from turnout.core.parsers import CallForm, ParameterForm, Tool
 from turnout.plugins.tool_parser.source import Reading, Reads, Source
 from turnout.plugins.tool_parser.tagged import Tagged
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from turnout.core import BrokenCall, CallDelta, Tool, overlap
+from turnout.core.parsers import BrokenCall, CallDelta, Tool, overlap
 from turnout.plugins.tool_parser.json_value import JsonValue, NotJson
 
 T = TypeVar("T")

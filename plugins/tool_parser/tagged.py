@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnout.core import Tool
+from turnout.core.parsers import Tool
 from turnout.plugins.tool_parser.source import Broken, Reads, Source
 
 KINDS: dict[type, tuple[str, ...]] = {

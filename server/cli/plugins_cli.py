@@ -8,7 +8,8 @@ from itertools import groupby
 import torch
 
 from turnout.core import interfaces, plugins
-from turnout.core.plugins import SLOTS, Choice, PluginError, Plugins
+from turnout.core.choices import ALL_SLOTS
+from turnout.core.plugins import Choice, PluginError, Plugins
 
 USAGE = "turnout plugins [--json] | turnout plugins doctor | turnout plugins check SLOT=NAME"
 
@@ -30,7 +31,7 @@ def run(args: list[str]) -> int:
 
 
 def _ordered(found: Plugins) -> list[Choice]:
-    order = list(SLOTS)
+    order = list(ALL_SLOTS)
     return sorted(found.choices.values(), key=lambda c: (order.index(c.slot), c.name))
 
 
@@ -63,10 +64,9 @@ def _doctor(found: Plugins) -> int:
     troubles = list(found.faults.values()) + [why for why in found.claimed.values() if why not in found.faults.values()]
     for choice in _ordered(found):
         troubles += [f"{choice.slot}={choice.name} of {choice.package}: {why}" for why in choice.obstacles()]
-        devices = getattr(getattr(choice.component, "capabilities", None), "devices", None)
-        if devices and not any(_has(device) for device in devices):
+        if choice.devices and not any(_has(device) for device in choice.devices):
             troubles.append(
-                f"{choice.slot}={choice.name} of {choice.package}: needs a device of type {', '.join(devices)}"
+                f"{choice.slot}={choice.name} of {choice.package}: needs a device of type {', '.join(choice.devices)}"
             )
         if choice.contract != interfaces.CONTRACTS[choice.slot]:
             troubles.append(

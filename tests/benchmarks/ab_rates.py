@@ -70,11 +70,12 @@ def judged(
 
 def real(runs: int) -> dict[str, Counter[str]]:
     """The demo model, on texts."""
+    from turnout.core import plugins
     from turnout.lab.ab import workload
     from turnout.plugins.loader import checkpoint
     from turnout.server.text.tokenizer import Text
 
-    folder = checkpoint.resolve("smollm2")
+    folder = checkpoint.resolve("smollm2", plugins.load().formats())
     text = Text.load(folder)
     model = load(inspect(folder, "float32", "cpu"), Unquantized(), lambda done, total: None)
     others = [side("SmolLM2, identical", model), side("SmolLM2, attention scale off by 1 %", model, "scaled")]

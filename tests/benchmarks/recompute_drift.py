@@ -100,7 +100,9 @@ def main() -> None:
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
-    path = checkpoint.resolve(args.model)
+    from turnout.core import plugins
+
+    path = checkpoint.resolve(args.model, plugins.load().formats())
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = [tokenizer.encode(text) for text in PROMPTS[: args.prompts]]
     print(

@@ -12,8 +12,9 @@ import pytest
 from engines import ours
 from fickle import Fickle, alone, requests
 
-from turnout.core import PENDING, ContractError, Draft, Finish, Request, Result, Sampling, Step
+from turnout.core import PENDING, ContractError, Draft, Finish, Request, Sampling, Step
 from turnout.core.engine import Engine
+from turnout.core.model import Result
 from turnout.core.types import Chunk, Output
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.preemption import Recompute, Swap

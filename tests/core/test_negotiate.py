@@ -1,4 +1,4 @@
-"""What attention=auto stands for on each device: a documented order, passing over what can't serve, saying why."""
+"""What attention=auto stands for on each device: backends by their rank, passing over what can't serve, saying why."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hydra import compose, initialize_config_module
 import turnout.server.config  # noqa: F401  stores the schemas of commands
 from turnout.core import Capabilities, LayerSpec, ModelError, ModelInfo, plugins
 from turnout.core.config import Config, resolve
-from turnout.core.interfaces import AUTO_ORDER
-from turnout.core.negotiate import choose_attention
+from turnout.core.negotiate import choose_attention, in_order
 from turnout.core.plugins import Choice, Plugins
 
 LAYER = LayerSpec(8, 2, 64, 0.125)
@@ -35,6 +34,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, **backends: Capabilities) -> tupl
     found = plugins.load()
     others = {key: choice for key, choice in found.choices.items() if key[0] != "attention" or key[1] == "auto"}
     for name, can in backends.items():
+        if name in RANKS and not can.auto_rank:
+            can = replace(can, auto_rank=RANKS[name])
         kind = type(name, (Backend,), {"capabilities": can})
         others["attention", name] = Choice("attention", name, kind, "turnout", "1", "attention")
     with initialize_config_module("turnout.conf", version_base=None):
@@ -43,12 +44,15 @@ def installed(monkeypatch: pytest.MonkeyPatch, **backends: Capabilities) -> tupl
     return config, found
 
 
+RANKS = {"flashinfer": {"cuda": 50}, "flash_attn": {"cuda": 40}, "triton": {"cuda": 30}, "flex": {"cuda": 20}}
+RANKS |= {"torch": {"any": 10}}
 ANYTHING = Capabilities(devices=frozenset({"cuda"}), window=True, softcap=True, sinks=True, v_head_dim=True)
 
 
 def test_every_backend_in_order_until_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = AUTO_ORDER["cuda"]
-    assert names == ("flashinfer", "flash_attn", "triton", "flex", "torch")
+    ours = [c for c in plugins.load().choices.values() if c.slot == "attention" and c.name != "auto"]
+    names = [choice.name for choice in in_order(ours, "cuda") if choice.package == "turnout"]
+    assert names == ["flashinfer", "flash_attn", "triton", "flex", "torch"]
     for first, name in enumerate(names):
         backends = {
             other: replace(ANYTHING, needs=("no_such_library",) * (names.index(other) < first)) for other in names
@@ -60,12 +64,23 @@ def test_every_backend_in_order_until_one_can(monkeypatch: pytest.MonkeyPatch) -
             assert f"not {passed}, since no_such_library is not installed" in note
 
 
-def test_what_no_plugin_offers_is_passed_over_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, found = installed(monkeypatch, torch=ANYTHING)
-    note = choose_attention(config, asked(), found)
-    assert note.startswith("attention=auto chose torch: ")
-    for name in AUTO_ORDER["cuda"][:-1]:
-        assert f"not {name}, since no installed plugin offers it" in note
+def test_a_strangers_backend_takes_the_place_its_rank_says_and_one_without_a_rank_takes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    above, below = replace(ANYTHING, auto_rank={"cuda": 60}), replace(ANYTHING, auto_rank={"cuda": 1})
+    for rank, first in ((above, "theirs"), (below, "triton"), (replace(ANYTHING, auto_rank={"cpu": 99}), "triton")):
+        config, found = installed(monkeypatch, triton=ANYTHING, theirs=rank)
+        assert choose_attention(config, asked(), found).startswith(f"attention=auto chose {first}: ")
+    config, found = installed(monkeypatch, theirs=replace(ANYTHING, auto_rank={}))
+    with pytest.raises(ModelError, match="no installed plugin has a rank there"):
+        choose_attention(config, asked(), found)
+
+
+def test_what_a_backend_refuses_by_itself_counts_like_its_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = installed(monkeypatch, triton=ANYTHING, torch=ANYTHING)
+    kind = found.get("attention", "triton").component
+    kind.refusals = staticmethod(lambda *needs: ["the card is too old"])  # type: ignore[attr-defined]
+    assert "not triton, since the card is too old" in choose_attention(config, asked(), found)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +121,12 @@ def test_where_nothing_can_every_reason_of_every_backend_is_given(monkeypatch: p
         choose_attention(config, asked(replace(LAYER, softcap=3.0, window=9)), found)
     for part in (
         "attention=auto found no backend for none",
-        "not flashinfer, since no installed plugin offers it",
         "not triton, since the model has logit softcap",
         "not torch, since the model has sliding window",
     ):
         assert part in str(error.value)
 
 
-def test_a_device_without_an_order_of_its_own_gets_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_nobody_has_a_rank_for_gets_the_one_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
     config, found = installed(monkeypatch, triton=ANYTHING, torch=replace(ANYTHING, devices=None))
     assert choose_attention(config, asked(device="xpu"), found).startswith("attention=auto chose torch: ")

@@ -138,8 +138,8 @@ def test_a_component_must_be_a_dataclass() -> None:
         found.get("scheduler", "plain")
 
 
-@pytest.mark.parametrize(("contract", "good"), [(0, True), (1, True), (2, False), (-1, False)])
-def test_this_contract_and_the_one_before_are_served_others_refused(contract: int, good: bool) -> None:
+@pytest.mark.parametrize(("contract", "good"), [(1, True), (0, False), (2, False), (-1, False), ("1", False)])
+def test_this_contract_and_the_one_before_are_served_others_refused(contract: object, good: bool) -> None:
     @dataclass
     class Versioned(Mine):
         pass
@@ -149,24 +149,29 @@ def test_this_contract_and_the_one_before_are_served_others_refused(contract: in
     if good:
         assert found.get("scheduler", "versioned").contract == contract
     else:
-        with pytest.raises(PluginError, match=f"written for version {contract} of the scheduler contract"):
+        with pytest.raises(PluginError, match=f"written for version {contract!r} of the scheduler contract"):
             found.get("scheduler", "versioned")
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["a", "b", "c"])))
 def test_a_name_offered_twice_is_an_error_that_shows_both_and_later_plugins_still_load(names: tuple[str, ...]) -> None:
-    offers = {"a": offering("same", Mine), "b": offering("same", FCFS), "c": offering("other", Mine)}
+    offers = {
+        "a": offering("same", Mine),
+        "b": offering("same", FCFS),
+        "c": offering("other", type("Other", (Mine,), {})),
+    }
     found = plugins.collect([], {name: offers[name] for name in names})
     assert "other" in found.names("scheduler")
-    with pytest.raises(PluginError, match="offered by two packages: .*plugin '[ab]'.*plugin '[ab]'"):
+    with pytest.raises(
+        PluginError,
+        match="offered by two packages: .*plugin '[ab]'.*plugin '[ab]'.*Choose scheduler=[ab]:same or scheduler=[ab]:same",
+    ):
         found.get("scheduler", "same")
 
 
-def test_two_entry_points_of_one_name_are_reported(installed: Any) -> None:
-    found = plugins.collect([installed("twin", GOOD), installed("twin", GOOD.replace("good", "better"))])
-    assert len(found.names("scheduler")) == 1
-    (why,) = found.faults.values()
-    assert "two packages name a plugin 'twin'" in why
+def test_two_entry_points_of_one_name_are_two_plugins(installed: Any) -> None:
+    found = plugins.collect([installed("twin", GOOD), installed("twin", GOOD.replace('"good"', '"better"'))])
+    assert found.names("scheduler") == ["better", "good"] and not found.faults
 
 
 def test_a_blocked_plugin_is_not_even_imported(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

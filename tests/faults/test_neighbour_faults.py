@@ -10,7 +10,8 @@ import pytest
 import torch
 from engines import backends, engine_on, outputs_of, words
 
-from turnout.core import Logprobs, Request, Sampling
+from turnout.core import Request, Sampling
+from turnout.core.model import Logprobs
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill

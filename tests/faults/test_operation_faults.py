@@ -186,7 +186,7 @@ def test_an_option_the_configuration_cannot_hold_makes_that_choice_unusable_and_
 def test_a_name_that_could_not_be_typed_is_refused_and_the_others_load(name: Any) -> None:
     collected = plugins.collect([], {"odd": offering(Plain, name), "good": offering(Plain, "good")})
     assert collected.names("scheduler") == ["good"]
-    assert "is no name for a choice" in collected.faults["odd"]
+    assert "is no name for a choice" in next(iter(collected.faults.values()))
 
 
 def test_an_option_without_a_default_is_asked_for(composed: Compose) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from turnout.core import Request, Result, Runner, Sampling, Step
+from turnout.core import Request, Sampling, Step
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
+from turnout.core.model import Result, Runner
 from turnout.lab.record.replay import component
 from turnout.server.steplog.record import Recorder
 from turnout.testing import make_engine

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from turnout.core import BlockManager, Preemption, Request, Scheduler, SharingBlocks, plugins
+from turnout.core import BlockManager, Preemption, Request, Scheduler, plugins
 from turnout.core.engine import Engine
+from turnout.core.optional import SharingBlocks
 from turnout.core.types import EngineInfo, Finish, KVSpec, Output
 from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention

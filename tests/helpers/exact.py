@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from turnout.core import ModelError, PreparedQuantizer
+from turnout.core import ModelError
+from turnout.core.optional import PreparedQuantizer
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.fp8_linear import CODE, Activations, Fp8Linear
 from turnout.plugins.quant.int8_linear import NativeInt8, TorchInt8
@@ -29,9 +30,9 @@ class Recording:
         formats: frozenset[str] = self.quantizer.checkpoint_formats
         return formats
 
-    def leave(self, name: str, shape: tuple[int, ...]) -> None:
-        if hasattr(self.quantizer, "leave"):
-            self.quantizer.leave(name, shape)
+    def check_stacked(self, name: str, shape: tuple[int, ...]) -> None:
+        if hasattr(self.quantizer, "check_stacked"):
+            self.quantizer.check_stacked(name, shape)
 
     def linear(self, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
         made: nn.Module = self.quantizer.linear(name, tensors)

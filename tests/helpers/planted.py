@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import BlockMoves, Draft, Finish, PreemptMode, Request
+from turnout.core import Draft, Finish, PreemptMode, Request
+from turnout.core.optional import BlockMoves
 from turnout.core.swap import Swapper
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Recompute

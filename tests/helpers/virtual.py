@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from turnout.core import Request, Result, Sampling, Step
+from turnout.core import Request, Sampling, Step
 from turnout.core.cost import Load
 from turnout.core.engine import Engine
+from turnout.core.model import Result
 from turnout.testing import TokenCacheRunner, make_engine
 
 LAW = (4e-3, 4e-4, 1e-8, 5e-4, 1e-8, 2e-4)  # seconds: a step, prompt token, its keys, stream, its keys, block moved

@@ -68,6 +68,7 @@ class TritonAttention:
         v_head_dim=True,
         graphs=True,
         needs=("triton",),
+        auto_rank={"cuda": 30},
     )
 
     def __post_init__(self) -> None:

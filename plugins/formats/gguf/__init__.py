@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
+
+from turnout.core.model import Report, TensorSource
 
 
+@dataclass
 class GGUF:
     """Writes a .gguf file as a Hugging Face folder that computes the same, and refuses one where it can't.
 
@@ -14,9 +19,9 @@ class GGUF:
     become float32.
     """
 
-    version = 1
+    version: ClassVar[int] = 1
 
-    def convert(self, file: Path, folder: Path, progress: Callable[[str], None]) -> None:
+    def convert(self, file: Path, folder: Path, report: Report) -> None:
         """Raises ValueError with the reason when the file can't be written faithfully."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -26,15 +31,20 @@ class GGUF:
         from turnout.plugins.formats.gguf.tokenizer import write_tokenizer
         from turnout.plugins.formats.gguf.weights import write_weights
 
-        progress(f"reading {file.name}")
+        report(f"reading {file.name}")
         reader = Reader(file)
-        config = configuration(reader, progress)
-        stops = write_tokenizer(reader, folder, progress)
+        config = configuration(reader, report)
+        stops = write_tokenizer(reader, folder, report)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         config.architectures = [type(model).__name__]
-        config.dtype = write_weights(reader, model, folder, progress)
+        config.dtype = write_weights(reader, model, folder, report)
         config.save_pretrained(folder)
         GenerationConfig(
             bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id, eos_token_id=stops or None
         ).save_pretrained(folder)
+
+    def packed(self, file: Path, num_layers: int, modules: Collection[str]) -> TensorSource:
+        from turnout.plugins.formats.gguf.packed import Packed
+
+        return Packed(file, num_layers, sorted(modules))

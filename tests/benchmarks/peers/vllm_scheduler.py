@@ -22,7 +22,8 @@ PROMPT, BLOCK = 32, 16
 
 
 def ours(num_running: int, name: str) -> Callable[[], None]:
-    from turnout.core import Request, Result, Sampling, Step
+    from turnout.core import Request, Sampling, Step
+    from turnout.core.model import Result
     from turnout.plugins.scheduler import FCFS, ChunkedPrefill
     from turnout.testing import make_engine
 

@@ -201,8 +201,8 @@ def test_a_plan_that_is_refreshed_has_a_wrapper_and_buffers_of_its_own(library: 
 
 
 def refusals(**asked: Any) -> list[str]:
-    known = {"block_size": 16, "dtype": torch.float16, "device": torch.device("cuda")}
-    return FlashInfer.capabilities.refusals((LAYERS[0],), **(known | asked))
+    known = {"block_size": 16, "dtype": torch.float16, "device": torch.device("cuda"), "cache_dtype": "auto"}
+    return FlashInfer.refusals((LAYERS[0],), **(known | asked))
 
 
 def test_an_fp8_cache_is_refused_where_the_installed_version_would_drop_its_scales(

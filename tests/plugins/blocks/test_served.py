@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from turnout.core import Finish, Preemption, Request, Result, Sampling, Scheduler, Step
+from turnout.core import Finish, Preemption, Request, Sampling, Scheduler, Step
 from turnout.core.engine import Engine
+from turnout.core.model import Result
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hands import MANAGERS, cached, driver, hog, prompt, run, serve
 
-from turnout.core import BlockMoves, Move, Request
+from turnout.core import Request
+from turnout.core.model import Move
+from turnout.core.optional import BlockMoves
 from turnout.testing.block_driver import Driver
 
 managers = pytest.mark.parametrize("manager", MANAGERS)

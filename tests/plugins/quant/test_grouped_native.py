@@ -138,8 +138,8 @@ def test_a_bias_and_an_order_of_the_inputs_are_seen_to_by_both_entrances() -> No
     want = x.double() @ made.dequantize(torch.float64).T + bias
     assert torch.allclose(made(x).double(), want, atol=1e-5)
     out = torch.empty(5, 40)
-    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)(made.descriptor.run)
-    run(made.descriptor.data, x.data_ptr(), out.data_ptr(), 5, 1)
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)(made.native_product()[0])
+    run(made.native_product()[1], x.data_ptr(), out.data_ptr(), 5, 1)
     assert torch.allclose(out.double(), want, atol=1e-5)
 
 

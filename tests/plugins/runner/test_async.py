@@ -12,8 +12,9 @@ import torch
 from engines import engine_on, outputs_of, words
 from models import VOCAB, one_thread, save
 
-from turnout.core import KVSpec, Limits, Request, Result, Sampling, Step
+from turnout.core import KVSpec, Request, Sampling, Step
 from turnout.core.engine import Engine
+from turnout.core.model import Limits, Result
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.preemption import Recompute, Swap

@@ -12,8 +12,9 @@ import torch
 from engines import engine_on, words
 from models import VOCAB, one_thread, save
 
-from turnout.core import KVSpec, Limits, ModelError, Request, Sampling
+from turnout.core import KVSpec, ModelError, Request, Sampling
 from turnout.core.engine import Engine
+from turnout.core.model import Limits
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.quant.none import Unquantized

@@ -14,8 +14,9 @@ from interpreting import NO_INTERPRETER
 from models import VOCAB, one_thread, save
 from tape import Forgetful, Refreshing, Tape
 
-from turnout.core import KVSpec, Limits, ModelError, Request, Sampling
+from turnout.core import KVSpec, ModelError, Request, Sampling
 from turnout.core.engine import Engine
+from turnout.core.model import Limits
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.attention.triton import TritonAttention
 from turnout.plugins.loader import model as loading

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from turnout.core import Limits, ModelInfo
+from turnout.core import ModelInfo
+from turnout.core.model import Limits
 from turnout.plugins.runner import memory
 
 MIB = 1 << 20

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from virtual import LAW, TimedRunner, ask, drive, first_chunks, timed_engine
 
-from turnout.core import Request, Result, Step
+from turnout.core import Request, Step
+from turnout.core.model import Result
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 from turnout.testing import make_engine, serve_all
 
