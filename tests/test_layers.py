@@ -6,6 +6,7 @@ The source is read, not run, except where the rule is about what an import bring
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,7 +65,14 @@ def test_the_core_knows_no_plugin_no_server_and_no_configuration_files(file: Pat
         assert not reaches(file, f"turnout.{layer}")
 
 
-SHARED = ("turnout.kernels.cpu", "turnout.kernels.triton", "turnout.kernels.cache", "turnout.plugins.formats")
+SHARED = ("turnout.kernels.cpu", "turnout.kernels.triton", "turnout.kernels.cache")
+PUBLIC = (
+    "turnout.core",
+    "turnout.core.model",
+    "turnout.core.optional",
+    "turnout.core.structured",
+    "turnout.core.parsers",
+)
 
 
 @pytest.mark.parametrize("file", [file for file in PLUGINS if module(file).startswith(SHARED)], ids=name)
@@ -74,27 +82,30 @@ def test_what_plugins_share_knows_no_core(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PLUGINS, ids=name)
 def test_a_plugin_imports_public_names_of_the_core_and_its_own_package(file: Path) -> None:
-    """Our plugins share kernels, a cache folder and what is known of file formats; none of these knows the core."""
+    """Our plugins share kernels and a cache folder; neither knows the core."""
     own = ".".join(module(file).split(".")[:3])  # turnout.plugins.SLOT
     for source, item in imports(file):
         if source.split(".")[0] != "turnout" or source == own or source.startswith(own + "."):
             continue
         if f"{source}.{item}".startswith(SHARED):
             continue
-        assert source == "turnout.core" and item in turnout.core.__all__, f"{name(file)} imports {source}.{item}"
+        public = importlib.import_module(source).__all__ if source in PUBLIC else ()
+        assert item in public, f"{name(file)} imports {source}.{item}"
 
 
 @pytest.mark.parametrize("file", CORE, ids=name)
 def test_only_configuration_and_plugins_meet_hydra_and_pluggy(file: Path) -> None:
     where = {"hydra": {"core/config.py", "core/plugins.py"}, "pluggy": {"core/hooks.py", "core/plugins.py"}}
-    where["omegaconf"] = where["hydra"]
+    where["omegaconf"] = where["hydra"] | {"core/choices.py"}
     for library, allowed in where.items():
         assert name(file) in allowed or not reaches(file, library)
 
 
 def test_the_public_names_are_all_there_and_few() -> None:
-    assert all(hasattr(turnout.core, public) for public in turnout.core.__all__)
-    assert len(turnout.core.__all__) <= 60
+    """`turnout.core` is what most authors need; the rest lies in modules that say for whom they are."""
+    for module in map(importlib.import_module, PUBLIC):
+        assert all(hasattr(module, public) for public in module.__all__), module.__name__
+    assert len(turnout.core.__all__) <= 25
 
 
 def imported_by(*modules: str) -> set[str]:
@@ -125,4 +136,4 @@ def test_importing_the_core_brings_no_model_library_no_server_and_no_configurati
 
 def test_a_newcomer_reads_the_core_in_an_hour() -> None:
     lines = {name(file): len(file.read_text().splitlines()) for file in CORE}
-    assert sum(lines.values()) < 2900, f"core/ has {sum(lines.values())} lines: {lines}"
+    assert sum(lines.values()) < 3100, f"core/ has {sum(lines.values())} lines: {lines}"
