@@ -77,7 +77,7 @@ def real(runs: int) -> dict[str, Counter[str]]:
 
     folder = checkpoint.resolve("smollm2", plugins.load().formats())
     text = Text.load(folder)
-    model = load(inspect(folder, "float32", "cpu"), Unquantized(), lambda done, total: None)
+    model = load(inspect(folder, "float32", "cpu"), Unquantized())
     others = [side("SmolLM2, identical", model), side("SmolLM2, attention scale off by 1 %", model, "scaled")]
     others += [side("SmolLM2, last part-full block dropped", model, "dropped")]
     others += [side("SmolLM2, temperature 0.8 became 1.2", model, kind=Hot)]
@@ -101,7 +101,7 @@ def main() -> None:
         deep = save("llama", Path(scratch) / "deep", max_position_embeddings=2048)  # sees all of a long context
 
         def loaded(quantizer: Quantizer, path: Path = folder) -> Model:
-            return load(inspect(str(path), "float32", "cpu"), quantizer, lambda done, total: None)
+            return load(inspect(str(path), "float32", "cpu"), quantizer)
 
         model, far = loaded(Unquantized()), loaded(Unquantized(), deep)
         rounded, wrong = loaded(FourBits()), loaded(FourBits(WRONG))

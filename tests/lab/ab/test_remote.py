@@ -34,7 +34,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def model(tiny: str) -> Model:
-    return load(inspect(tiny, "float32", "cpu"), Unquantized(), lambda done, total: None)
+    return load(inspect(tiny, "float32", "cpu"), Unquantized())
 
 
 def engine(model: Model) -> Engine:

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Model:
-    return load(inspect(str(folder), "float32", "cpu"), Unquantized(), lambda done, total: None)
+    return load(inspect(str(folder), "float32", "cpu"), Unquantized())
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,7 @@ def test_a_planted_fault_is_different(model: Model, items: list[Item], fault: st
 
 def test_a_zero_point_off_by_one_in_one_layer_is_different(folder: Path, items: list[Item]) -> None:
     right, wrong = (
-        load(inspect(str(folder), "float32", "cpu"), FourBits(name), lambda done, total: None)
-        for name in ("", "model.layers.1.self_attn.v_proj")
+        load(inspect(str(folder), "float32", "cpu"), FourBits(name)) for name in ("", "model.layers.1.self_attn.v_proj")
     )
     [same, found] = compare(side(right), [side(right), side(wrong)], items, SETTINGS)
     assert (same.verdict, found.verdict) == (Verdict.EQUIVALENT, Verdict.DIFFERENT)

@@ -86,7 +86,7 @@ def test_the_model_needs_its_files_no_longer(llama: Path) -> None:
 
 def test_progress_counts_the_bytes_up_to_all_of_them(llama: Path) -> None:
     heard: list[tuple[int, int]] = []
-    load(inspect(str(llama), device="cpu"), Unquantized(), lambda done, total: heard.append((done, total)))
+    load(inspect(str(llama), device="cpu"), Unquantized(), {}, lambda done, total: heard.append((done, total)))
     total = sum(tensor.nbytes for tensor in load_file(llama / "model.safetensors").values())
     assert [done for done, _ in heard] == sorted({done for done, _ in heard})
     assert {size for _, size in heard} == {total} and heard[-1] == (total, total)
