@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import os
 import subprocess
@@ -18,7 +19,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("conf", "core", "plugins", "server", "testing")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAPPING: dict[str, str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]  # folder -> turnout/NAME
+FOLDERS = tuple(MAPPING)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -62,20 +65,17 @@ def tracked() -> set[str]:
     return {name for name in listed if (ROOT / name).is_file()}
 
 
-def test_the_wheel_holds_every_file_of_the_four_folders_and_no_other(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_every_file_of_our_folders_and_no_other(wheel: zipfile.ZipFile) -> None:
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == {f"turnout/{name}" for name in tracked()}
+    assert held == {f"turnout/{name}" for name in tracked()} | {"turnout/__init__.py", "turnout/py.typed"}
 
 
-def test_the_wheel_holds_code_configuration_and_type_markers_of_each_folder(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_code_and_configuration_of_each_folder(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     for folder in FOLDERS:
         assert f"turnout/{folder}/__init__.py" in names
-    for folder in ("core", "plugins", "server"):
-        assert f"turnout/{folder}/py.typed" in names
     assert {"turnout/conf/serve.yaml", "turnout/conf/generate.yaml"} <= set(names)
     assert any(name.startswith("turnout/conf/experiment/") and name.endswith(".yaml") for name in names)
-    assert "turnout/__init__.py" not in names, "a namespace: third parties may add to it"
 
 
 def test_the_source_archive_builds_the_same_wheel(built: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_wheel_carries_compiled_kernels_where_that_is_asked_for(
     levels = ("x86-64-v3", "x86-64-v4")
     more = set(zipfile.ZipFile(file).namelist()) - set(wheel.namelist())
     assert {name for name in more if ".dist-info/" not in name} == {
-        f"turnout/plugins/native/prebuilt/{level}.so" for level in levels
+        f"turnout/kernels/cpu/prebuilt/{level}.so" for level in levels
     }
     assert "-py3-none-" in file.name and not file.name.endswith("-any.whl"), "of one platform, for every Python"
     asked = (tmp_path / "compiler.log").read_text()
@@ -142,7 +142,7 @@ def test_constraints_pin_everything_the_project_asks_for() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(line.count("==") == 1 and "+" not in line for line in lines), "exact, and no build of one platform"
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     names = {line.split(">=")[0].split("[")[0].lower().replace("_", "-") for line in asked} - {"turnout"}
     assert names <= pinned
@@ -151,9 +151,31 @@ def test_constraints_pin_everything_the_project_asks_for() -> None:
 def test_the_links_that_name_the_folders_for_editable_installs_are_links() -> None:
     """An archive or a checkout without link support would leave small text files here."""
     for folder in FOLDERS:
-        link = ROOT / ".src" / "turnout" / folder
+        link = ROOT / "turnout" / folder
         assert link.is_symlink() and link.resolve() == ROOT / folder
-        assert os.readlink(link) == f"../../{folder}"
+        assert os.readlink(link) == f"../{folder}"
+
+
+def ours(dotted: str) -> Path | None:
+    """Where the checkout has a module, by the table of pyproject.toml alone: no link is followed, nothing is run."""
+    folder = next((f for f, place in MAPPING.items() if dotted.split(".")[:2] == place.split("/")), None)
+    place = ROOT / "turnout" if dotted == "turnout" else ROOT.joinpath(folder or "", *dotted.split(".")[2:])
+    found = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return found[0] if found and (folder or dotted == "turnout") else None
+
+
+def test_every_import_of_ours_names_a_file_by_the_declared_mapping() -> None:
+    """What a drawing of imports, an editor or a search over the checkout goes by."""
+    arrows = 0
+    for file in (file for folder in (*FOLDERS, "tests") for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for dotted in (name for name in named if name.split(".")[0] == "turnout"):
+                assert ours(dotted) is not None, f"{file.relative_to(ROOT)}: {dotted}"
+                arrows += 1
+    assert arrows > 1000
+    assert ours("turnout.core.nothing") is None and ours("turnout.nothing") is None
 
 
 @pytest.mark.slow
@@ -173,6 +195,6 @@ def test_an_install_into_a_fresh_environment_works(editable: bool, tmp_path: Pat
         python, "-c", "import turnout.core as c, turnout.conf as f; print(c.__file__, f.__file__)", cwd=tmp_path
     )
     for place in places.split():
-        assert Path(place).is_relative_to(ROOT / ".src" if editable else site)
+        assert Path(place).is_relative_to(ROOT / "turnout" if editable else site)
     assert "serve" in run(scripts / "turnout", "--help", cwd=tmp_path)
     assert "chunked_prefill" in run(scripts / "turnout", "plugins", cwd=tmp_path)

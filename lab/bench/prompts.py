@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnout.lab.bench.load import Planned
-from turnout.lab.simulate.runner import FILLER
+from turnout.lab.workload.arrivals import FILLER
 
 SPECIAL = 256  # first ids of most vocabularies: control tokens and single bytes; none of them is used where others are
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnout.lab.simulate.hardware import hardware_of, model_of
-from turnout.lab.simulate.work import Work
+from turnout.lab.workload.work import Work
 
 
 @dataclass

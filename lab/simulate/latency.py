@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from turnout.lab.simulate.work import Work
 from turnout.lab.workload import recorded
+from turnout.lab.workload.work import Work
 
 HELD_OUT = 5  # every fifth step judges the fit and has no part in it
 FEATURES = (

@@ -22,8 +22,7 @@ from turnout.core.types import EngineInfo
 from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.config import SimulateConfig
 from turnout.lab.simulate.record import Record
-from turnout.lab.simulate.runner import SimulatedRunner, VirtualClock
-from turnout.lab.simulate.work import Latency
+from turnout.lab.simulate.runner import Latency, SimulatedRunner, VirtualClock
 from turnout.lab.workload.arrivals import VOCAB_SIZE, Arrival, Workload
 
 PAUSE = 0.001  # seconds between steps while the scheduler waits for something, as the served engine pauses

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from turnout.core.types import Result, Step
-from turnout.lab.simulate.work import Latency, work_of
+from turnout.lab.workload.arrivals import FILLER
+from turnout.lab.workload.work import Work, work_of
 
-FILLER = 0  # what is sampled where nobody recorded the answer
+
+class Latency(Protocol):
+    """A latency model: a dataclass whose fields are its options."""
+
+    def start(self, block_size: int) -> None:
+        """Read, fit or measure what is needed, for blocks of so many tokens. Raises ValueError naming the option."""
+        ...
+
+    def seconds(self, work: Work) -> float:
+        """How long a step takes."""
+        ...
+
+    def assumptions(self) -> list[str]:
+        """What the numbers rest on, a sentence each."""
+        ...
 
 
 class VirtualClock:

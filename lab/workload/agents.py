@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from turnout.core.types import Request
-from turnout.lab.simulate.runner import FILLER
-from turnout.lab.workload.arrivals import Arrival, prompt, sampling
+from turnout.lab.workload.arrivals import FILLER, Arrival, prompt, sampling
 from turnout.lab.workload.synthetic import Synthetic, geometric, lognormal, needs_rate
 
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from turnout.core.types import Request, Sampling
-from turnout.lab.simulate.runner import FILLER
 
+FILLER = 0  # the token where nobody recorded one
 VOCAB_SIZE = 2**31 - 1  # of the simulated model: ids fit the int32 arrays of block managers
 NO_LABELS: Mapping[str, str] = {}
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from turnout.core.types import Chunk, Request
-from turnout.lab.simulate.work import Work, work_of
 from turnout.lab.workload.arrivals import Arrival, sampling
 from turnout.lab.workload.files import opened
+from turnout.lab.workload.work import Work, work_of
 from turnout.server.steplog.events import Aborted, Added, Event, Stepped, parse
 
 ENOUGH = 50  # steps

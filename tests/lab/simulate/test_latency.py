@@ -15,8 +15,8 @@ from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.hardware import HARDWARE, MODELS, measured_cpu, model_of
 from turnout.lab.simulate.latency import Constant, Fitted, features, fit, nonnegative
 from turnout.lab.simulate.loop import info_of
-from turnout.lab.simulate.work import Work, work_of
 from turnout.lab.workload.recorded import steps
+from turnout.lab.workload.work import Work, work_of
 from turnout.plugins.blocks import PagedBlocks
 
 

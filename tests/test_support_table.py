@@ -6,17 +6,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import support_table
+from support_table import BEGIN, END, renewed
 
 from turnout.core import Capabilities, plugins
-from turnout.testing import support
-from turnout.testing.support import BEGIN, END, renewed
 
-GUIDE = Path(__file__).parents[2] / "docs" / "attention.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "attention.md"
 
 
 def test_the_guide_says_what_the_capabilities_say() -> None:
     page = GUIDE.read_text()
-    remedy = "python -m turnout.testing.support docs/attention.md writes the table anew"
+    remedy = "python tests/helpers/support_table.py docs/attention.md writes the table anew"
     assert renewed(page, plugins.collect(entry_points(group="turnout"))) == page, remedy
 
 
@@ -29,7 +29,7 @@ def test_every_backend_of_the_automatic_order_is_in_the_table() -> None:
 
 def test_sizes_are_listed_or_a_range() -> None:
     def cells(**claimed: object) -> list[str]:
-        return list(support._cells(Capabilities(**claimed)))  # type: ignore[arg-type]
+        return list(support_table._cells(Capabilities(**claimed)))  # type: ignore[arg-type]
 
     assert cells()[:5] == ["any", "any", "any", "any", "none"] and set(cells()[5:]) == {"no"}
     found = cells(head_dims=frozenset(range(8, 257, 8)), block_sizes=frozenset({16, 32, 64}), sinks=True)

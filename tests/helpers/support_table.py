@@ -1,6 +1,6 @@
 """The table of what each attention backend can do, made of their capabilities, and the page it stands in.
 
-python -m turnout.testing.support docs/attention.md      writes the table anew
+python tests/helpers/support_table.py docs/attention.md      writes the table anew
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from turnout.core.interfaces import Capabilities
 from turnout.core.negotiate import in_order
 from turnout.core.plugins import Plugins
 
-BEGIN, END = "<!-- support: python -m turnout.testing.support -->", "<!-- end of support -->"
+BEGIN, END = "<!-- support: python tests/helpers/support_table.py -->", "<!-- end of support -->"
 HEAD = (
     *("backend", "devices", "dtypes", "head sizes", "block sizes", "8-bit caches", "window", "softcap", "sinks"),
     *("value sizes", "graphs", "batch invariant"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from turnout.core.types import Chunk
 
@@ -23,22 +23,6 @@ class Work(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return self.prefill_tokens + self.decodes
-
-
-class Latency(Protocol):
-    """A latency model: a dataclass whose fields are its options."""
-
-    def start(self, block_size: int) -> None:
-        """Read, fit or measure what is needed, for blocks of so many tokens. Raises ValueError naming the option."""
-        ...
-
-    def seconds(self, work: Work) -> float:
-        """How long a step takes."""
-        ...
-
-    def assumptions(self) -> list[str]:
-        """What the numbers rest on, a sentence each."""
-        ...
 
 
 def work_of(chunks: Iterable[Chunk], moved_blocks: int = 0, copied_blocks: int = 0) -> Work:
