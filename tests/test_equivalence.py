@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from bytewise import save_model
-from models import one_thread
 
 from turnout.core import plugins
 from turnout.lab import assert_equivalent, open_engine
@@ -18,12 +16,6 @@ __all__ = ["pytest_generate_tests"]  # for pytest
 WINDOW = 24
 SMALL = {"max_tokens": 6, "num_top": 10}
 TIGHT = ["blocks.num_blocks=9", "blocks.prefix_cache=false"]  # of 16 tokens: two prompts at once, then room is short
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

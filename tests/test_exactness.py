@@ -56,8 +56,8 @@ def prompts(smollm2: str) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: str, prompts: list[list[int]]) -> list[list[int]]:
-    """What `generate` of transformers says, one prompt at a time."""
+def truth(smollm2: str) -> Callable[[list[int]], list[int]]:
+    """What `generate` of transformers says to one prompt."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
@@ -68,7 +68,12 @@ def expected(smollm2: str, prompts: list[list[int]]) -> list[list[int]]:
         said = model.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **settings)
         return list(said[0, len(prompt) :].tolist())
 
-    return [answer(prompt) for prompt in prompts]
+    return answer
+
+
+@pytest.fixture(scope="module")
+def expected(truth: Callable[[list[int]], list[int]], prompts: list[list[int]]) -> list[list[int]]:
+    return [truth(prompt) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +131,21 @@ def answers(engine: Engine, prompts: Sequence[list[int]]) -> list[list[int]]:
     return list(serve_all(engine, asked(prompts)).values())
 
 
+def test_four_prompts_whatever_befalls_them(
+    make: Make, prompts: list[list[int]], truth: Callable[[list[int]], list[int]]
+) -> None:
+    """On the backend that `attention=auto` takes here: in chunks, preempted, swapped and recomputed, then cached."""
+    four = [prompts[0], prompts[4], prompts[8], prompts[12]]
+    expected = [truth(prompt) for prompt in four]
+    attention = CpuAttention() if native.obstacle() is None else TorchAttention()
+    engine = make(Fickle(5), num_blocks=14, block_size=8, preemption=Swap(host_blocks=10), attention=attention)
+    for _ in range(3):
+        assert answers(engine, four) == expected
+    stats = engine.stats
+    assert min(stats.preemptions_swap, stats.preemptions_recompute, stats.cached_tokens) > 0
+
+
+@pytest.mark.slow
 def test_alone_and_together_and_cached(make: Make, prompts: list[list[int]], expected: list[list[int]]) -> None:
     engine = make()
     assert [answers(engine, [prompt])[0] for prompt in prompts] == expected  # one at a time, cold
@@ -134,17 +154,20 @@ def test_alone_and_together_and_cached(make: Make, prompts: list[list[int]], exp
     assert engine.stats.cached_tokens > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 31, 33])
 def test_prompts_in_chunks(make: Make, prompts: list[list[int]], expected: list[list[int]], chunk: int) -> None:
     some = slice(None) if chunk > 1 else slice(0, 6)
     assert answers(make(ChunkedPrefill(chunk=chunk, max_prefill_tokens=200)), prompts[some]) == expected[some]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_block_sizes(make: Make, prompts: list[list[int]], expected: list[list[int]], block_size: int) -> None:
     assert answers(make(block_size=block_size), prompts) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", [FCFS(), ChunkedPrefill(chunk=40)], ids=["fcfs", "chunked_prefill"])
 @pytest.mark.parametrize("preemption", [Recompute(), Swap(host_blocks=40)], ids=["recompute", "swap"])
 def test_preempted_in_a_cache_for_about_three_of_eight(
@@ -180,12 +203,14 @@ class Fickle:
                 draft.take(request, self.dice.choice([1, 5, 16, 17, 64]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fickle_scheduler(make: Make, prompts: list[list[int]], expected: list[list[int]], seed: int) -> None:
     engine = make(Fickle(seed), num_blocks=60, preemption=Swap(host_blocks=20))
     assert answers(engine, prompts) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
 def test_the_native_backend_whole_chunked_cached_and_swapped(
     make: Make, prompts: list[list[int]], expected: list[list[int]]
@@ -198,6 +223,7 @@ def test_the_native_backend_whole_chunked_cached_and_swapped(
     assert tight.stats.preemptions_swap > 0
 
 
+@pytest.mark.slow
 def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int]]) -> None:
     engine = make(num_blocks=40, preemption=Swap(host_blocks=20))
     request = asked(prompts[8:9])[0]
@@ -231,6 +257,7 @@ def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int
         assert torch.equal(now, old.flatten(0, 1)[:computed]), f"block size {size}"
 
 
+@pytest.mark.slow
 def test_seeds_reproduce_whatever_the_neighbours_do(make: Make, prompts: list[list[int]]) -> None:
     def seeded(i: int) -> Request:
         return Request(f"seeded{i}", list(prompts[0]), Sampling(0.9, top_p=0.95, seed=42, max_tokens=NUM_TOKENS))
@@ -245,6 +272,7 @@ def test_seeds_reproduce_whatever_the_neighbours_do(make: Make, prompts: list[li
     assert serve_all(engine, squeezed)["seeded1"] == alone
 
 
+@pytest.mark.slow
 def test_prompt_scores_equal_one_plain_forward_pass_cold_and_warm(
     make: Make, smollm2: str, prompts: list[list[int]]
 ) -> None:

@@ -7,7 +7,6 @@ import configparser
 import os
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import venv
 import zipfile
@@ -185,7 +184,8 @@ def test_an_install_into_a_fresh_environment_works(editable: bool, tmp_path: Pat
     scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
     python = scripts / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # of the running environment; ours excepted
+    running = "\n".join(path for path in sys.path if path.endswith("site-packages"))  # dependencies, and not us
+    (site / "dependencies.pth").write_text(running)
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     run(
         sys.executable, "-m", "pip", "--python", python, "install", *offline, *(["-e"] if editable else []), ROOT,

@@ -22,7 +22,7 @@ from turnout.kernels import cpu as native
 from turnout.kernels.cpu import build
 from turnout.plugins.attention.cpu import CpuAttention
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")]
 
 SIZE = 16  # tokens of a block
 ALL_LAYERS = 300e6  # bytes of cache a round goes through, at least

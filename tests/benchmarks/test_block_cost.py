@@ -11,6 +11,8 @@ import pytest
 from turnout.core import Request
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
 
+pytestmark = pytest.mark.slow
+
 SIZE = 16
 Manager = PagedBlocks | RadixBlocks
 managers = pytest.mark.parametrize("manager", [PagedBlocks, RadixBlocks], ids=["paged", "radix"])

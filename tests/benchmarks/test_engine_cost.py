@@ -16,6 +16,8 @@ from turnout.plugins.runner import LocalRunner
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 from turnout.testing import make_engine
 
+pytestmark = pytest.mark.slow
+
 LAYER = LayerSpec(1, 1, 8, 1.0)
 
 

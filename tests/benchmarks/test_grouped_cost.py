@@ -19,7 +19,10 @@ from turnout.kernels.cpu.linear import PackedLinear
 from turnout.plugins.quant.grouped import Grouped, pack
 
 INS, OUTS, LAYERS = 576, 3072, 20
-pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}"),
+]
 
 
 def packed(bits: int, activations: str) -> nn.Module:

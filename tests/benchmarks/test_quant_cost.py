@@ -30,7 +30,10 @@ from turnout.plugins.quant.fp8 import Fp8
 from turnout.plugins.quant.int8 import Int8
 from turnout.plugins.quant.none import Unquantized
 
-pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}"),
+]
 SHAPE = 1536, 576  # outputs, inputs
 QUANTIZERS: dict[str, Callable[[], Any]] = {
     "none": Unquantized,

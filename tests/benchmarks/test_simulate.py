@@ -23,6 +23,8 @@ from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Recompute
 from turnout.plugins.scheduler import FCFS
 
+pytestmark = pytest.mark.slow
+
 
 def simulate(chat: Chat, num_blocks: int | None, seats: int) -> Record:
     config = SimulateConfig(

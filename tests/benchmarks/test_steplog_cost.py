@@ -18,6 +18,8 @@ from turnout.server.steplog.log import StepLog
 from turnout.server.steplog.record import Recorder
 from turnout.testing import make_engine
 
+pytestmark = pytest.mark.slow
+
 ID = "0123456789abcdef0123456789abcde"  # as long as a server's
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 if TYPE_CHECKING:
     from conftest import Served
@@ -34,7 +35,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder)
     python = folder / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    (site / "dependencies.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     for package in (ROOT, ROOT / "docs" / "example_plugin"):
         run(sys.executable, "-m", "pip", "--python", python, "install", *offline, package)

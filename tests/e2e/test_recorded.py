@@ -14,6 +14,8 @@ from turnout.lab.record.perfetto import export, load
 from turnout.lab.record.replay import replay
 from turnout.server.steplog.why import why
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from conftest import Served
 

@@ -91,6 +91,7 @@ def searched(smollm2: str) -> list[str]:
     return [tokenizer.decode(row) for row in said[:, ids.shape[1] :]]
 
 
+@pytest.mark.slow
 def test_a_beam_search_finds_what_transformers_does_and_leaves_no_block(server: Served, searched: list[str]) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
     extra = {"use_beam_search": True, "best_of": 3, "ignore_eos": True}
@@ -113,6 +114,7 @@ def test_a_beam_search_finds_what_transformers_does_and_leaves_no_block(server: 
     assert server.metric("vllm:kv_cache_usage_perc") == 0
 
 
+@pytest.mark.slow
 def test_the_terminal_finds_the_same(searched: list[str]) -> None:
     command = [
         f"{sysconfig.get_path('scripts')}/turnout",
@@ -195,6 +197,7 @@ def test_closing_the_connection_frees_the_request_and_its_blocks(server: Served)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_a_stream_end_and_leaves_nothing_behind(serve: Callable[..., Served]) -> None:
     served = serve("dtype=float32", "scheduler=chunked_prefill", "preemption=swap").ready()
     assert f"http://127.0.0.1:{served.port}" in served.output and "chunked_prefill" in served.output
@@ -216,6 +219,7 @@ def test_ctrl_c_lets_a_stream_end_and_leaves_nothing_behind(serve: Callable[...,
     assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_an_engine_killed_under_load_fails_what_waits_and_turns_health_to_503(serve: Callable[..., Served]) -> None:
     import psutil
 
@@ -240,6 +244,7 @@ def test_an_engine_killed_under_load_fails_what_waits_and_turns_health_to_503(se
     served.stop(signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

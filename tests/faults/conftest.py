@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import models
 import pytest
@@ -28,8 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         key = f"{architecture} {sorted(options.items())}"
         if key not in made:
             folder = models.save(architecture, tmp_path_factory.mktemp(architecture), **options)
-            with models.one_thread():
-                made[key] = load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
+            made[key] = load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
         return made[key]
 
     return make
@@ -50,9 +49,3 @@ def worded(tiny: Tiny, text: Text) -> Model:
 def http(text: Text) -> Callable[[Engine], Api]:
     """The server over an engine, called in this process."""
     return lambda engine: Api(create_app(LocalEngine(engine), text, ServerConfig()), engine.info.model)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with models.one_thread():
-        yield

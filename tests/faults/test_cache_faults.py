@@ -168,8 +168,9 @@ class TestLimits:
 
     @schedulers
     @managers
-    @pytest.mark.parametrize("preemption", [Recompute(), Swap(1), Swap(100)], ids=str)
-    @pytest.mark.parametrize("num_blocks", [1, 3])
+    @pytest.mark.parametrize(
+        ("preemption", "num_blocks"), [(Recompute(), 1), (Recompute(), 3), (Swap(1), 3), (Swap(100), 3)], ids=str
+    )
     def test_whatever_fits_alone_is_served(
         self, scheduler: Make[Scheduler], blocks: Make[BlockManager], preemption: Preemption, num_blocks: int
     ) -> None:

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "faults.md"
 HEAD = ["source", "fault", "what Turnout does", "test"]
@@ -33,16 +31,26 @@ def rows() -> list[Row]:
 
 
 @cache
-def names_in(path: str) -> frozenset[str]:
-    """The tests a file defines: `test_x`, and `TestY::test_x` too where it stands in a class."""
-    names = set()
-    for node in ast.parse((ROOT / path).read_text()).body:
+def tests_in(path: str) -> dict[str, bool]:
+    """The tests a file defines, and whether each is quick: `test_x`, and `TestY::test_x` too where it is in a class."""
+    body = ast.parse((ROOT / path).read_text()).body
+    quick = not any(isinstance(node, ast.Assign) and _is_slow(node) for node in body)
+    found = {}
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
+            found[node.name] = quick and not _is_slow(*node.decorator_list)
         elif isinstance(node, ast.ClassDef):
-            inner = [n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-            names |= {*inner, *(f"{node.name}::{name}" for name in inner)}
-    return frozenset(name for name in names if name.rpartition("::")[2].startswith("test_"))
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                    fast = quick and not _is_slow(*node.decorator_list, *inner.decorator_list)
+                    found |= dict.fromkeys((inner.name, f"{node.name}::{inner.name}"), fast)
+    return found
+
+
+def _is_slow(*nodes: ast.AST) -> bool:
+    """Whether one of these is the mark itself, alone or in a list: a parameter that is slow leaves others."""
+    values = [node.value if isinstance(node, ast.Assign) else node for node in nodes]
+    return any("pytest.mark.slow" in map(ast.unparse, getattr(value, "elts", [value])) for value in values)
 
 
 def test_there_is_a_table_in_every_section() -> None:
@@ -52,13 +60,21 @@ def test_there_is_a_table_in_every_section() -> None:
         assert f"| {' | '.join(HEAD)} |\n|" in section, section.splitlines()[0]
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"line {row.line}")
-def test_a_row_names_its_source_and_tests_that_exist(row: Row) -> None:
-    assert len(row.cells) == len(HEAD) and all(row.cells), f"a row has four cells, none empty: {row.cells}"
-    source, *_, tests = row.cells
-    assert SOURCE.search(source), f"no public source such as `project#12` or `project PR#12`: {source}"
-    named = TEST.findall(tests)
-    assert named and "::" not in TEST.sub("", tests), f"tests are written `tests/FILE.py::test_name`: {tests}"
-    for path, name in named:
-        assert (ROOT / path).is_file(), path
-        assert name in names_in(path), f"{path} has no {name}"
+def test_every_row_names_its_source_and_tests_that_exist() -> None:
+    for row in rows():
+        at = f"line {row.line}"
+        assert len(row.cells) == len(HEAD) and all(row.cells), f"{at}: a row has four cells, none empty: {row.cells}"
+        source, *_, tests = row.cells
+        assert SOURCE.search(source), f"{at}: no public source such as `project#12` or `project PR#12`: {source}"
+        named = TEST.findall(tests)
+        assert named and "::" not in TEST.sub("", tests), f"{at}: tests are written `tests/FILE.py::test_name`: {tests}"
+        for path, name in named:
+            assert (ROOT / path).is_file(), f"{at}: {path}"
+            assert name in tests_in(path), f"{at}: {path} has no {name}"
+
+
+def test_every_fault_is_tried_in_the_quick_run() -> None:
+    """At least one test of each row has cases that are not `slow`."""
+    for row in rows():
+        named = TEST.findall(row.cells[-1])
+        assert any(tests_in(path)[name] for path, name in named), f"line {row.line}: all its tests are slow"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -11,13 +12,12 @@ import pytest
 from callers import Api, live, until
 from engines import LocalEngine, engine_on, ours, words
 
-from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler, plugins
+from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler.priority import Priority
 from turnout.server.api.app import create_app
-from turnout.server.cli.overrides import Usage, try_composing
 from turnout.server.config import ServerConfig
 from turnout.server.text.tokenizer import Text
 from turnout.testing import check_balance, continuation, make_engine, serve_all
@@ -96,11 +96,6 @@ class TestPreemption:
         assert engine.stats.num_blocks_free == 8
 
 
-def test_overlapped_steps_are_not_built_and_asking_for_them_is_refused() -> None:
-    with pytest.raises(Usage, match="limits.overlap"):
-        try_composing("serve", ["limits.overlap=true"], plugins.load())
-
-
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_client_that_leaves_takes_all_its_choices_along(worded: Model, text: Text, n: int) -> None:
     engine = engine_on(worded, num_blocks=80)
@@ -118,6 +113,7 @@ def test_a_client_that_leaves_takes_all_its_choices_along(worded: Model, text: T
         ).is_success
 
 
+@dataclass
 class Urgent:
     """The lowest `priority` first; who is more urgent takes the place of who is less."""
 
@@ -142,7 +138,7 @@ class Urgent:
 class TestPriorities:
     """The scheduler of ours, and one as an author of a plugin might write it."""
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(3))
     def test_the_budget_and_the_seats_hold_whoever_is_preempted(self, ranked: Scheduler, seed: int) -> None:
         dice = random.Random(seed)
         engine = make_engine(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +89,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {"sliding_window": 6},
 }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """So small products only wait for a second one. Native layers keep the number they were loaded with."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def config(architecture: str, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,7 @@ PREEMPTIONS = [Recompute, lambda: Swap(host_blocks=20), lambda: Auto(host_blocks
 
 
 @pytest.mark.parametrize("manager", MANAGERS)
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("num_blocks", [6, 9, 14])
+@pytest.mark.parametrize(("scheduler", "num_blocks"), list(zip(SCHEDULERS, (6, 9, 14, 6, 9, 14), strict=True)))
 def test_short_room_few_seats_and_neighbours_change_no_answer(
     manager: str, scheduler: Callable[[], Any], num_blocks: int
 ) -> None:
@@ -377,9 +376,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(folder: Path) -> Iterator[Model]:
-    with models.one_thread():
-        yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
+def tiny(folder: Path) -> Model:
+    return load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
 
 
 @pytest.fixture(scope="module")
@@ -418,11 +416,12 @@ class TestOnAModel:
             assert tokens_of(found(beams, asked, neighbour), asked) == expected
             assert_empty(beams)
 
-    @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-    @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
-    @pytest.mark.parametrize("width", [2, 4])
+    @pytest.mark.parametrize(
+        ("early_stopping", "length_penalty", "width"),
+        [(True, 1.0, 2), (False, 1.0, 4), ("never", 1.0, 4), (False, -1.0, 2), ("never", 2.0, 2), (True, 0.0, 4)],
+    )
     def test_answers_are_those_of_transformers(
-        self, tiny: Model, net: Any, width: int, length_penalty: float, early_stopping: bool | str
+        self, tiny: Model, net: Any, early_stopping: bool | str, length_penalty: float, width: int
     ) -> None:
         num_short = 0
         for seed, (ends, least) in enumerate(((frozenset[int](), 0), (STOPS, 0), (STOPS, 3))):

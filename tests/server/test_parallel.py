@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +211,9 @@ class TestWithoutTheFirst:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder: Path = models.save("llama", tmp_path_factory.mktemp("llama"))
-    with models.one_thread():
-        yield load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
+    return load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 30])

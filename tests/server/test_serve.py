@@ -53,6 +53,7 @@ def taken_port() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_drains_for_a_while_with_the_port_open_then_ends_the_rest_with_an_error(tmp_path: Path) -> None:
     with serving(tmp_path, ServerConfig(port=0, drain_timeout=1.5)) as served:
         url = served.url

@@ -115,16 +115,14 @@ def random_ids(rng: random.Random, text: Text) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-def test_the_pieces_of_a_text_are_the_text_and_hold_no_broken_character(
-    texts: dict[str, Text], kind: str, size: int
-) -> None:
+def test_the_pieces_of_a_text_are_the_text_and_hold_no_broken_character(texts: dict[str, Text], kind: str) -> None:
     text = texts[kind]
     for sample in SAMPLES:
         ids = text.encode(sample, add_special_tokens=False)
-        pieces = streamed(Detokenizer(text), ids, size)
-        assert "".join(pieces) == text.decode(ids) == (sample if kind != "gemma" else " " + sample)
-        assert "\ufffd" not in "".join(pieces)
+        for size in (1, 2, 3, 4, 5, 8):
+            pieces = streamed(Detokenizer(text), ids, size)
+            assert "".join(pieces) == text.decode(ids) == (sample if kind != "gemma" else " " + sample)
+            assert "\ufffd" not in "".join(pieces)
 
 
 @pytest.mark.parametrize("kind", KINDS)

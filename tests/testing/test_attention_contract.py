@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 from unittest import SkipTest
@@ -19,14 +18,6 @@ from turnout.testing.attention import Compared, attention_oracle, plain_attentio
 from turnout.testing.attention_contract import attention_rules
 from turnout.testing.attention_scene import Scene
 from turnout.testing.cache_forms import keep, restore, settled
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class TestTheReference(AttentionContract):
@@ -159,10 +150,6 @@ class OnlyOnAGPU(LoopAttention):
 
 class WithoutItsLibrary(LoopAttention):
     capabilities = replace(LoopAttention.capabilities, needs=("no_such_library",))
-
-
-class TestNeedsALibrary(AttentionContract):
-    make = WithoutItsLibrary
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

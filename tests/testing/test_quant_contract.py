@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import SkipTest
 
@@ -14,14 +13,6 @@ from turnout.testing import QuantizerContract, check_component
 from turnout.testing.quant import quant_rules
 from turnout.testing.quant_model import distance
 from turnout.testing.quant_suite import error_of, noise
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class TestNibbles(QuantizerContract):

@@ -24,7 +24,7 @@ PRODUCTS = {"attend", "_product"}
 def test_the_kernels_fit_the_gpu_and_use_its_matrix_units(capability: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, Path(__file__).parents[2] / "compiling.py", str(capability)],
+        [sys.executable, Path(__file__).parents[2] / "helpers" / "compiling.py", str(capability)],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

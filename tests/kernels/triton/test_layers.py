@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from interpreting import NO_INTERPRETER
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")]
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from bytewise import save_model
 from commands import Ab
-from models import one_thread
 
 from turnout.server.cli import main
 from turnout.server.text.tokenizer import Text
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="session")

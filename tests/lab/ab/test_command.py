@@ -22,6 +22,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_model(tmp_path_factory.mktemp("other") / "other", initializer_range=0.21))
 
 
+@pytest.mark.slow
 def test_the_same_composition_is_equivalent_and_all_of_it_is_written(ab: Ab, tmp_path: Path) -> None:
     out, html = tmp_path / "out.json", tmp_path / "page.html"
     code, said, _ = ab("b=[]", *QUICK[:2], "rounds=2", "workload=facts", f"out={out}", f"html={html}", "api_key=hush")
@@ -58,6 +59,7 @@ def test_few_prompts_are_not_enough_and_it_is_said_how_many_would_be(ab: Ab) -> 
     assert "NOT ENOUGH DATA" in said and "num_prompts=21" in said
 
 
+@pytest.mark.slow
 def test_transformers_is_the_outside_truth(ab: Ab) -> None:
     code, said, _ = ab("a=transformers", "b=[attention=torch],[transformers,dtype=float64]", *QUICK, "num_prompts=21")
     assert code == 0, said

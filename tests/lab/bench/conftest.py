@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from models import one_thread, save
+from models import save
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +28,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     ).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Stranger(ThreadingHTTPServer):

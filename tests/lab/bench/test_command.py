@@ -33,7 +33,7 @@ Bench = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def bench(tiny: Path, _one_thread: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Runs the command on the tiny model; its exit code, what it printed and what it complained."""
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -84,6 +84,7 @@ def test_a_sweep_ends_in_one_table_with_the_front_and_whether_answers_are_the_sa
     assert f"{out} has all numbers" in said
 
 
+@pytest.mark.slow
 def test_many_points_stand_below_each_other(bench: Bench) -> None:
     code, said, _ = bench("concurrency=range(1,8)", *(arg for arg in FAST if arg != "concurrency=2"), "repetitions=1")
     assert code == 0
@@ -107,6 +108,7 @@ def test_our_own_server_is_started_measured_and_stopped(bench: Bench, tmp_path: 
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
+@pytest.mark.slow
 def test_the_generators_own_limits_are_measured() -> None:
     from turnout.lab.bench.generator import Generator, limits
 
@@ -117,6 +119,7 @@ def test_the_generators_own_limits_are_measured() -> None:
     assert 0 < found["added_p50"] <= found["added_p99"]
 
 
+@pytest.mark.slow
 def test_anybodys_server_can_be_measured_once_its_vocabulary_is_known(
     bench: Bench, stranger: Any, tmp_path: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_anybodys_server_can_be_measured_once_its_vocabulary_is_known(
     assert "fingerprint unknown" in said
 
 
+@pytest.mark.slow
 def test_a_point_whose_every_request_failed_ends_with_1(bench: Bench, stranger: Any) -> None:
     stranger.status = 500
     code, said, _ = bench(f"url={stranger.url}", "remote.vocab_size=5000", *HTTP)
@@ -142,6 +146,7 @@ def test_a_point_whose_every_request_failed_ends_with_1(bench: Bench, stranger: 
     assert "TTFT" not in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_was_measured_and_leaves_nothing_behind(stranger: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     endless = ("workload.num_requests=1000000", "max_seconds=null", "repetitions=1", "remote.vocab_size=5000")
@@ -228,6 +233,7 @@ def test_hydra_shows_the_composition(bench: Bench) -> None:
     assert "turns: 10" in said
 
 
+@pytest.mark.slow
 def test_pictures_show_the_front_and_latency_against_load(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "a.svg"
@@ -278,11 +284,3 @@ def test_the_examples_of_the_guide_compose(line: list[str], tmp_path: Path, monk
     found = plugins.load()
     for point in expand([arg for arg in line if not arg.startswith("-")], found):
         assert isinstance(command._maker(point, found, [])(), BenchConfig)
-
-
-def test_the_locustfile_is_valid_python_and_asks_what_the_server_offers() -> None:
-    source = (GUIDE.parent / "locustfile.py").read_text()
-    compile(source, "locustfile.py", "exec")
-    assert "/v1/completions" in source
-    found = subprocess.run([sys.executable, "-m", "py_compile", str(GUIDE.parent / "locustfile.py")], check=False)
-    assert found.returncode == 0

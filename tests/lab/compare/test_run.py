@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ab_faults import FourBits, Hot, Swapped
 from engines import NO_NATIVE, engine_on
-from models import one_thread, save
+from models import save
 
 from turnout.core import Sampling
 from turnout.lab.compare.run import Settings, compare
@@ -21,12 +21,6 @@ from turnout.plugins.quant.none import Unquantized
 
 SETTINGS = Settings(max_tokens=12, num_top=10)
 WINDOW, BLOCK, FAR = 24, 16, Swapped.beyond
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

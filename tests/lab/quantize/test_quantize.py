@@ -48,7 +48,7 @@ def logits(path: Path) -> torch.Tensor:
     if info.quantization is not None:
         quantizer.prepare(info.quantization, info)
     places = torch.arange(len(TOKENS))
-    with models.one_thread(), torch.inference_mode():
+    with torch.inference_mode():
         return load(info, quantizer)(TOKENS, places, places, models.dense(info.layers, [len(TOKENS)]))
 
 
@@ -117,10 +117,10 @@ def test_every_weight_is_rounded_to_the_nearest_that_can_be_stored(bits: int, sy
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-@pytest.mark.parametrize("num", [8, 32, 40, 96])
-def test_codes_are_packed_end_to_end(bits: int, num: int) -> None:
-    codes = torch.randint(0, 1 << bits, (3, num))
-    assert torch.equal(words(codes, bits), packing.rows(codes, bits))
+def test_codes_are_packed_end_to_end(bits: int) -> None:
+    for num in (8, 32, 40, 96):
+        codes = torch.randint(0, 1 << bits, (3, num))
+        assert torch.equal(words(codes, bits), packing.rows(codes, bits))
 
 
 def test_a_group_of_zeros_stays_zeros() -> None:

@@ -21,9 +21,12 @@ NAMES = {slot: plugins.load().names(slot) for slot in SLOTS}
 SEEDS = range(2)
 
 
-@pytest.mark.parametrize("blocks", NAMES["blocks"])
-@pytest.mark.parametrize("preemption", NAMES["preemption"])
-@pytest.mark.parametrize("scheduler", NAMES["scheduler"])
+TURNS = [  # every choice of every slot, in few combinations
+    tuple(NAMES[slot][turn % len(NAMES[slot])] for slot in SLOTS) for turn in range(max(map(len, NAMES.values())))
+]
+
+
+@pytest.mark.parametrize(SLOTS, TURNS)
 def test_every_policy_decides_the_same_again(tmp_path: Path, scheduler: str, preemption: str, blocks: str) -> None:
     victims = 0
     for seed in SEEDS:

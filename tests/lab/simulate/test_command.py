@@ -233,6 +233,7 @@ def test_without_matplotlib_a_picture_is_refused_with_the_way_to_get_it(
     assert "pip install 'turnout[plot]'" in said
 
 
+@pytest.mark.slow
 def test_pictures_show_queue_blocks_and_latency_against_load(simulate: Simulate, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "a.svg"
@@ -271,6 +272,7 @@ def test_every_option_is_in_the_guide_with_its_default() -> None:
         assert name in rows or name == "trace"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

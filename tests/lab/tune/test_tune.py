@@ -187,6 +187,7 @@ def tune() -> Tune:
     return run
 
 
+@pytest.mark.slow
 def test_what_the_simulator_proposes_and_the_engine_confirms_is_kept(tune: Tune) -> None:
     walk, config, judge = tune("target.itl_p99=0.06", "variables=[scheduler,scheduler.chunk,limits.max_num_seqs]")
     assert walk.trusted
@@ -209,6 +210,7 @@ def test_what_the_simulator_proposes_and_the_engine_confirms_is_kept(tune: Tune)
     assert "all together: output tokens/s" in markdown(found)
 
 
+@pytest.mark.slow
 def test_what_the_simulator_promises_and_the_engine_does_not_keep_is_not_kept(tune: Tune) -> None:
     def slow_unless_fcfs(config: TuneConfig) -> float:
         return 1.0 if type(config.scheduler).__name__ == "FCFS" else 20.0
@@ -236,6 +238,7 @@ def test_where_the_simulator_is_wrong_about_the_baseline_everything_is_measured(
     assert "more than trust=0.2: every value was measured on the engine" in evidence(walk, config)["remarks"][0]
 
 
+@pytest.mark.slow
 def test_a_block_size_is_always_measured(tune: Tune) -> None:
     walk, _, _ = tune("variables=[blocks.block_size]")
     assert walk.trusted

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from models import one_thread
 from torch import Tensor
 
 from turnout.core import KVSpec, LayerSpec
@@ -32,13 +30,6 @@ FORMS = [
     (torch.float32, "fp8"),
     (torch.float16, "fp8"),
 ]
-forms = pytest.mark.parametrize(("dtype", "form"), FORMS, ids=[f"{str(d)[6:]}-{f}" for d, f in FORMS])
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class TestContract(AttentionContract):
@@ -49,38 +40,39 @@ def check(layer: LayerSpec, dtype: torch.dtype, form: str, *lens: tuple[int, int
     check_attention(CpuAttention(), AttentionCase(f"{layer}", layer, lens, block_size, dtype, "cpu", form))
 
 
-@forms
-@pytest.mark.parametrize("dim", [6, 32, 40, 80, 96, 100, 112, 128, 192, 256])
-def test_any_head_size(dim: int, dtype: torch.dtype, form: str) -> None:
-    check(LayerSpec(4, 2, dim, dim**-0.5), dtype, form, (1, 33), (9, 20))
+def check_forms(number: int, layer: LayerSpec, *lens: tuple[int, int], block_size: int = 16) -> None:
+    """In float32, and in one other dtype or form of the cache: another one for each number of a row of cases."""
+    for dtype, form in (FORMS[0], FORMS[1 + number % (len(FORMS) - 1)]):
+        check(layer, dtype, form, *lens, block_size=block_size)
 
 
-@forms
-@pytest.mark.parametrize("block_size", [4, 8, 12, 24, 32, 64, 128])
-def test_any_block_size(block_size: int, dtype: torch.dtype, form: str) -> None:
-    check(LayerSpec(6, 2, 64, 0.125), dtype, form, (1, 150), (20, 140), (1, 5), block_size=block_size)
+def test_any_head_size() -> None:
+    for number, dim in enumerate((6, 32, 40, 80, 96, 100, 112, 128, 192, 256)):
+        check_forms(number, LayerSpec(4, 2, dim, dim**-0.5), (1, 33), (9, 20))
 
 
-@forms
-@pytest.mark.parametrize("ratio", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 71])
-def test_any_number_of_heads_a_key_head(ratio: int, dtype: torch.dtype, form: str) -> None:
-    check(LayerSpec(ratio, 1, 32, 0.2), dtype, form, (1, 40), (7, 23), (1, 1))
+def test_any_block_size() -> None:
+    for number, block_size in enumerate((4, 8, 12, 24, 32, 64, 128)):
+        check_forms(number, LayerSpec(6, 2, 64, 0.125), (1, 150), (20, 140), (1, 5), block_size=block_size)
 
 
-@forms
+def test_any_number_of_heads_a_key_head() -> None:
+    for number, ratio in enumerate((1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 71)):
+        check_forms(number, LayerSpec(ratio, 1, 32, 0.2), (1, 40), (7, 23), (1, 1))
+
+
 @pytest.mark.parametrize("features", [{"window": 40}, {"softcap": 3.0}, {"sinks": True}, {"v_head_dim": 24}], ids=str)
-def test_features_over_several_tiles(features: dict[str, float], dtype: torch.dtype, form: str) -> None:
-    check(LayerSpec(3, 1, 64, 0.2, **features), dtype, form, (1, 200), (70, 130), (3, 3))  # type: ignore[arg-type]
+def test_features_over_several_tiles(features: dict[str, float]) -> None:
+    for dtype, form in FORMS:
+        check(LayerSpec(3, 1, 64, 0.2, **features), dtype, form, (1, 200), (70, 130), (3, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-@pytest.mark.parametrize("lens", [((1, 1500),), ((1, 1024), (1, 3)), ((40, 1100),), ((1, 1025), (70, 70))])
-@pytest.mark.parametrize("window", [None, 700])
-def test_long_ranges_are_split_over_threads_and_merged_right(
-    lens: tuple[tuple[int, int], ...], window: int | None, threads: int
-) -> None:
+def test_long_ranges_are_split_over_threads_and_merged_right(threads: int) -> None:
     torch.set_num_threads(threads)
-    check(LayerSpec(3, 1, 32, 0.2, window=window), torch.float32, "auto", *lens)
+    for window in (None, 700):
+        for lens in (((1, 1500),), ((1, 1024), (1, 3)), ((40, 1100),), ((1, 1025), (70, 70))):
+            check(LayerSpec(3, 1, 32, 0.2, window=window), torch.float32, "auto", *lens)
 
 
 def answers(lens: tuple[tuple[int, int], ...], form: str, chunk: int | None, threads: int) -> Tensor:

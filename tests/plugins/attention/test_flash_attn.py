@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from emulated import flash
-from models import one_thread
 
 from turnout.core import Capabilities, LayerSpec
 from turnout.plugins.attention import flash_versions
@@ -81,21 +80,25 @@ class Emulated(AttentionContract):
         self.patch.undo()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
+@pytest.mark.slow
 class TestVersion2(Emulated):
     number = 2
 
 
-class TestVersion3(Emulated):
+class Selected(Emulated):
+    """Versions differ in the names of what they are given, not in the sizes of heads and blocks."""
+
+    def cases(self) -> list[AttentionCase]:
+        return self.selected()
+
+
+@pytest.mark.slow
+class TestVersion3(Selected):
     number = 3
 
 
-class TestVersion4(Emulated):
+@pytest.mark.slow
+class TestVersion4(Selected):
     number = 4
 
 
@@ -166,6 +169,7 @@ def _wider(window: tuple[int | None, int | None]) -> tuple[int | None, int | Non
     return (left + 1 if left is not None and left >= 0 else left), right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", MODULES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_call_fails(fault: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,4 +282,4 @@ def test_asking_imports_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert [version.number for version in flash_versions.installed()] == [4]
 
 
-del Emulated, AttentionContract
+del Emulated, Selected, AttentionContract

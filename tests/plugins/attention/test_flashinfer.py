@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from emulated.infer import flashinfer
-from models import one_thread
 
 from turnout.core import Capabilities, LayerSpec
 from turnout.plugins.attention.flashinfer import FlashInfer
@@ -23,12 +22,7 @@ from turnout.testing.attention import check_attention
 from turnout.testing.attention_scene import AttentionCase, Scene, batch_of
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
+@pytest.mark.slow
 class TestFlashInfer(AttentionContract):
     make = partial(FlashInfer, workspace_mb=16)
     device = "cpu"
@@ -117,6 +111,7 @@ WRONG = [(fault, kind) for fault in PLANS for kind in ("Prefill", "Decode")]
 WRONG.remove(("the mask is not causal", "Decode"))  # whose only query is the last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind"), WRONG)
 def test_a_wrong_plan_fails(fault: str, kind: str, library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = getattr(library, f"Batch{kind}WithPagedKVCacheWrapper")
@@ -131,6 +126,7 @@ def test_a_wrong_plan_fails(fault: str, kind: str, library: ModuleType, monkeypa
         check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Prefill", "Decode"])
 @pytest.mark.parametrize("fault", RUNS)
 def test_a_wrong_run_fails_on_either_path(
@@ -143,6 +139,7 @@ def test_a_wrong_run_fails_on_either_path(
         check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Prefill", "Decode"])
 def test_the_logs_of_sums_have_base_2(kind: str, library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = getattr(library, f"Batch{kind}WithPagedKVCacheWrapper")
@@ -157,6 +154,7 @@ def test_the_logs_of_sums_have_base_2(kind: str, library: ModuleType, monkeypatc
         check()
 
 
+@pytest.mark.slow
 def test_the_decode_kernel_without_tensor_cores_is_kept_for_the_ratio_it_has(library: ModuleType) -> None:
     """Ratios of heads to key heads outside its list fail in it; every ratio above 1 takes the other kernel."""
     for ratio in (1, 3, 5, 7, 9, 16, 71):
@@ -164,6 +162,7 @@ def test_the_decode_kernel_without_tensor_cores_is_kept_for_the_ratio_it_has(lib
         check_attention(FlashInfer(workspace_mb=16), AttentionCase("", layer, ((1, 9), (1, 40)), 16, torch.float16))
 
 
+@pytest.mark.slow
 def test_wrappers_and_workspace_are_kept_from_step_to_step_for_each_kind_of_layer(
     library: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +183,7 @@ def test_wrappers_and_workspace_are_kept_from_step_to_step_for_each_kind_of_laye
     assert len(made) == 4 and len(set(made)) == 1
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_refreshed_has_a_wrapper_and_buffers_of_its_own(library: ModuleType) -> None:
     """A recorded step replays what its launches point at: no other step's plan may touch that."""
     backend = FlashInfer(workspace_mb=16)
@@ -205,6 +205,7 @@ def refusals(**asked: Any) -> list[str]:
     return FlashInfer.refusals((LAYERS[0],), **(known | asked))
 
 
+@pytest.mark.slow
 def test_an_fp8_cache_is_refused_where_the_installed_version_would_drop_its_scales(
     library: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ With a GPU the interpreter is off (`tests/conftest.py`) and these skip: `tests/g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -18,17 +18,9 @@ from turnout.plugins.attention.triton import TritonAttention
 from turnout.plugins.attention.triton.shapes import MOST_PARTS, decode_launch, parts, prompt_launch
 from turnout.testing import AttentionCase, AttentionContract
 from turnout.testing.attention import check_attention
-from turnout.testing.attention_cases import BRIEF, attention_cases, selected_cases
+from turnout.testing.attention_cases import attention_cases, selected_cases
 
 pytestmark = pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass
@@ -40,24 +32,9 @@ class Interpreted(TritonAttention):
     )
 
 
+@pytest.mark.slow
 class TestTriton(AttentionContract):
-    """The whole grid in float32, and of what depends on the dtype some in each other one and each form of the cache: a
-    launch takes a millisecond for each operation."""
-
     make = Interpreted
-
-    def cases(self) -> list[AttentionCase]:
-        found = list(attention_cases(self.capabilities))
-        others = [case for case in found if case.dtype != torch.float32 or case.cache_dtype != "auto"]
-        kinds = list(dict.fromkeys((case.dtype, case.cache_dtype) for case in others))
-        names = sorted(BRIEF - {"ragged prefills and decodes in one call"})  # one of them for each kind, in turn
-        chosen = [
-            case
-            for case in others
-            for at, kind in enumerate(kinds)
-            if kind == (case.dtype, case.cache_dtype) and case.name.startswith(("ragged", names[at % len(names)]))
-        ]
-        return [case for case in found if case not in others] + chosen
 
     def selected(self) -> list[AttentionCase]:
         plain, *_, featured = selected_cases(self.capabilities)  # the last has every feature, and an 8-bit cache
@@ -76,6 +53,7 @@ SPLIT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [c for c in attention_cases(Interpreted.capabilities) if c.name.endswith(SPLIT)], ids=lambda case: case.name
 )
@@ -161,13 +139,11 @@ def test_few_decodes_are_split_until_the_gpu_is_full(tiles: int, most_keys: int,
     assert parts(tiles, 8, most_keys, 64, processors=132) == expected <= MOST_PARTS
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("pad", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("group", [1, 3, 8, 16, 71, 128])
-def test_a_tile_holds_a_whole_group_and_is_a_power_of_two(pad: int, itemsize: int, group: int) -> None:
-    for launch in (prompt_launch(pad, itemsize, group), decode_launch(pad, itemsize, group)):
-        assert launch.block_m >= max(group, 16)
-        assert launch.block_m & (launch.block_m - 1) == launch.block_n & (launch.block_n - 1) == 0
+def test_a_tile_holds_a_whole_group_and_is_a_power_of_two() -> None:
+    for pad, itemsize, group in itertools.product((16, 32, 64, 128, 256), (2, 4), (1, 3, 8, 16, 71, 128)):
+        for launch in (prompt_launch(pad, itemsize, group), decode_launch(pad, itemsize, group)):
+            assert launch.block_m >= max(group, 16)
+            assert launch.block_m & (launch.block_m - 1) == launch.block_n & (launch.block_n - 1) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,6 @@ class TestPaged(BlockManagerContract):
     make = PagedBlocks
 
 
-class TestPagedWithAHostTier(BlockManagerContract):
-    make = staticmethod(lambda **options: PagedBlocks(host_blocks=5, **options))
-
-
-class TestPagedFirstInFirstOut(BlockManagerContract):
-    make = staticmethod(lambda **options: PagedBlocks(eviction="fifo", host_blocks=2, max_pinned=1.0, **options))
-
-
 class TestPagedByUseWithTimesToLive(BlockManagerContract):
     make = staticmethod(lambda **options: PagedBlocks(eviction="lfu", ttl=4.0, host_blocks=9, **options))
 
@@ -36,20 +28,8 @@ class TestRadix(BlockManagerContract):
     make = RadixBlocks
 
 
-class TestRadixWithAHostTier(BlockManagerContract):
-    make = staticmethod(lambda **options: RadixBlocks(host_blocks=5, min_copied=1, **options))
-
-
-class TestRadixFirstInFirstOut(BlockManagerContract):
+class TestRadixFirstInFirstOutWithAHostTier(BlockManagerContract):
     make = staticmethod(lambda **options: RadixBlocks(eviction="fifo", host_blocks=2, max_pinned=1.0, **options))
-
-
-class TestRadixByPriorityWithTimesToLive(BlockManagerContract):
-    make = staticmethod(lambda **options: RadixBlocks(eviction="priority", ttl=4.0, host_blocks=9, **options))
-
-
-class TestRadixWithoutAPrefixCache(BlockManagerContract):
-    make = staticmethod(lambda **options: RadixBlocks(prefix_cache=False, **options))
 
 
 class Plain:

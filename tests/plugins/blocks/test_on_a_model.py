@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import models
 import pytest
 from engines import engine_on, words
-from models import one_thread
 
 from turnout.core import Preemption, Request, Sampling
 from turnout.plugins.blocks import PagedBlocks, RadixBlocks
@@ -23,14 +22,8 @@ MAKES: dict[str, Callable[[], PagedBlocks | RadixBlocks]] = {
 makes = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, _one_thread: None) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = models.save("llama", tmp_path_factory.mktemp("llama"), vocab_size=1000)
     return load(inspect(str(folder), dtype="float32", device="cpu"), Unquantized())
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import models
 import pytest
 import torch
-from models import one_thread
 from torch import Tensor
 
 from turnout.core.types import LayerSpec
@@ -17,12 +16,6 @@ from turnout.plugins.loader.model import Info, Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 
 PROMPTS = [[5, 17, 99, 3, 42], [61, 8, 8, 23, 77, 104, 12, 90, 31, 6, 55, 120, 2], [9, 44, 71, 13, 28, 66, 100, 35]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def served(folder: Path, dtype: str = "float32") -> Model:

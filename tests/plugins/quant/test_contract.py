@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from turnout.core import plugins
 from turnout.plugins.quant.fp8 import Fp8
@@ -17,14 +15,6 @@ from turnout.plugins.quant.none import Unquantized
 from turnout.testing import QuantizerContract
 
 FIXTURES = sorted(folder.parent for folder in (Path(__file__).parent / "fixtures").glob("*/config.json"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class TestUnquantized(QuantizerContract):

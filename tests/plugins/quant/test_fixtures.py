@@ -29,7 +29,7 @@ def logits(folder: Path, dtype: str, **options: Any) -> tuple[torch.Tensor, dict
     quantizer: Any = plugins.load().get("quant", info.quantization["quant_method"]).component(**options)
     quantizer.prepare(info.quantization, info)
     num = len(reference["tokens"])
-    with models.one_thread(), torch.inference_mode():
+    with torch.inference_mode():
         model = load(info, quantizer)
         places = torch.arange(num)
         return model(reference["tokens"], places, places, models.dense(info.layers, [num])), reference

@@ -167,6 +167,7 @@ def test_native_weights_are_the_references_bit_for_bit(shape: tuple[int, int], b
     assert torch.equal(some.nan_to_num(), want[2:4].nan_to_num())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
 @pytest.mark.parametrize(("kind", "block"), [(Activations.TOKEN, None), (Activations.BLOCK, 32)])
 def test_tritons_kernels_give_what_the_reference_gives(kind: Activations, block: int | None) -> None:
@@ -191,8 +192,7 @@ def test_the_kernel_must_be_known_and_able() -> None:
 
 def logits_of(folder: Path, quantizer: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """(ours, float64's, the layers) of the fixture's prompt."""
-    with models.one_thread():
-        model, made = load_recorded(folder, quantizer)
+    model, made = load_recorded(folder, quantizer)
     tokens = torch.arange(3, 99, 8)
     place = torch.arange(len(tokens))
     with torch.inference_mode():

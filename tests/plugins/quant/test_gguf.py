@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,10 @@ PROMPT = torch.tensor([3, 17, 9, 41, 5, 28, 33, 2, 60, 11, 7, 50])
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if native.obstacle() is None:
         native.library()  # it is kept where the cache is: not to be built anew in each of these
     monkeypatch.setenv("TURNOUT_CACHE", str(tmp_path / "cache"))
-    yield
-    torch.set_num_threads(before)
 
 
 def blocks(kind: str, rows: int, count: int) -> np.ndarray:

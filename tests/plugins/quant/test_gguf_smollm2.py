@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,10 @@ PROMPTS = [[100 + (37 + n) * i % 4000 for i in range(12)] for n in range(2)] + [
 NEW = 8
 NEAR = {"int8": 0.5, "float": 0.002}  # logits between the best two, at most, where tokens may differ
 
-pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +51,6 @@ def logits(model: Model, tokens: list[int], first: int = 0) -> Tensor:
     return model(torch.tensor(tokens), places, places[first:], attend)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["int8", "float"])
 def test_greedy_tokens_are_those_of_the_floats_up_to_near_ties(activations: str, floats: Model, smollm2: str) -> None:
     model = packed(smollm2, activations)

@@ -63,8 +63,7 @@ def test_codes_that_do_not_fill_a_byte_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", sorted(STORED))
-@pytest.mark.parametrize("order", [False, True], ids=["in sequence", "in another order"])
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("order", "bias"), [(False, False), (True, True)], ids=["plain", "reordered, with a bias"])
 def test_a_layer_is_its_definition(bits: int, order: bool, bias: bool) -> None:
     layer, weights = random_layer(bits, bias=bias, order=order)
     close(layer, weights, layer.bias)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from turnout.plugins.quant.grouped import Grouped, kernel, obstacle, pack
 
-pytestmark = pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")]
 
 
 def layer(
@@ -46,8 +46,9 @@ def assert_product(found: Grouped, x: Tensor) -> None:
     assert (got.double() - want).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize(("ins", "group"), [(256, 128), (192, 32), (96, 16), (192, 192)])
+@pytest.mark.parametrize(
+    ("bits", "ins", "group"), [(2, 256, 128), (3, 192, 32), (4, 96, 16), (5, 192, 192), (8, 256, 128), (4, 192, 32)]
+)
 def test_it_multiplies_what_the_codes_stand_for(bits: int, ins: int, group: int) -> None:
     assert_product(layer(ins, 80, group, bits), inputs(3, ins))
 

@@ -59,13 +59,12 @@ def assert_exact(layer: Any, x: Tensor, got: Tensor) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bias", [False, True])
-def test_products_equal_float64_of_what_the_codes_stand_for(kernel: str, shape: tuple[int, int], bias: bool) -> None:
-    layer = layer_of(shape, kernel, bias)
-    for rows in (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 48, 70):
-        x = torch.randn(rows, shape[1]) * torch.randn(rows, 1).exp()
-        assert_exact(layer, x, layer(x))
+def test_products_equal_float64_of_what_the_codes_stand_for(kernel: str) -> None:
+    for number, shape in enumerate(SHAPES):
+        layer = layer_of(shape, kernel, number % 2 == 0)
+        for rows in (1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 48, 70):
+            x = torch.randn(rows, shape[1]) * torch.randn(rows, 1).exp()
+            assert_exact(layer, x, layer(x))
 
 
 @kernels
@@ -166,6 +165,7 @@ def instructions() -> Iterator[Any]:
         yield pytest.param(march, marks=pytest.mark.skipif(needs not in flags, reason=f"this processor has no {needs}"))
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("march", list(instructions()))
 def test_every_set_of_instructions_gives_the_same_bits(march: str, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -233,8 +233,7 @@ def test_weights_no_integer_can_stand_for_are_refused() -> None:
 def test_a_model_gives_the_logits_of_its_dequantized_weights_in_float64(arch: str, kernel: str, tmp_path: Path) -> None:
     """GPT-2 stores its layers turned; OPT and Qwen2 have biases; phi3 stores q, k and v as one."""
     models.save(arch, tmp_path)
-    with models.one_thread():
-        model, made = load_recorded(tmp_path, Int8(kernel=kernel))
+    model, made = load_recorded(tmp_path, Int8(kernel=kernel))
     want_kind = TorchInt8 if kernel == "torch" else NativeInt8
     assert made and all(type(layer) is want_kind for layer in made.values())
     tokens = [5, 17, 99, 3, 42, 61, 8]
@@ -347,6 +346,7 @@ def test_a_gpu_is_given_whole_eights_and_more_than_sixteen_rows(monkeypatch: pyt
     assert asked == [(17, 40, 40, 56)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
 @pytest.mark.parametrize("bias", [False, True])
 def test_tritons_kernels_give_what_the_reference_gives(bias: bool) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from turnout.plugins.quant import fp8_linear, int8_linear
 
-pytestmark = pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")]
 FLOAT8 = torch.float8_e4m3fn
 
 
@@ -22,8 +22,7 @@ def widened(codes: Tensor, scales: Tensor, block: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, FLOAT8], ids=str)
-@pytest.mark.parametrize(("ins", "block"), [(192, None), (256, 128), (160, 64), (192, 96)])
-@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize(("ins", "block", "rows"), [(192, None, 19), (256, 128, 1), (160, 64, 19), (192, 96, 1)])
 def test_a_product_is_that_of_the_codes_times_their_scales(
     dtype: torch.dtype, ins: int, block: int | None, rows: int
 ) -> None:

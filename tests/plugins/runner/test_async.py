@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engines import engine_on, outputs_of, words
-from models import VOCAB, one_thread, save
+from models import VOCAB, save
 
 from turnout.core import KVSpec, Request, Sampling, Step
 from turnout.core.engine import Engine
@@ -20,12 +19,6 @@ from turnout.plugins.loader import model as loading
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
 from turnout.plugins.runner import LocalRunner
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

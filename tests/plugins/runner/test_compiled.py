@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import engine_on, words
-from models import VOCAB, one_thread, save
+from models import VOCAB, save
 
 from turnout.core import KVSpec, ModelError, Request, Sampling
 from turnout.core.engine import Engine
@@ -23,13 +22,6 @@ from turnout.plugins.runner import LocalRunner
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inside the compiler
 CPU = torch.device("cpu")
 LIMITS = Limits(max_model_len=256)
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "qwen2", "gpt_oss")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def traffic() -> list[Request]:
@@ -59,7 +51,8 @@ def started(model: loading.Model, attention: Any = None) -> LocalRunner:
     return runner
 
 
-@pytest.mark.parametrize("architecture", ["llama", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen2", "gpt_oss"])
 def test_tokens_are_the_eager_models_and_no_step_compiles_again(architecture: str, tmp_path: Path) -> None:
     """Prompts, chunks of one token, scored prompts, a batch that shrinks to a single decode: all by one graph."""
     layers = {"num_hidden_layers": 2} if architecture == "llama" else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import pytest
 import torch
 from engines import engine_on, words
 from interpreting import NO_INTERPRETER
-from models import VOCAB, one_thread, save
+from models import VOCAB, save
 from tape import Forgetful, Refreshing, Tape
 
 from turnout.core import KVSpec, ModelError, Request, Sampling
@@ -36,12 +35,6 @@ class Taped(LocalRunner):
     mode: str = "graphs"
 
     recorder: ClassVar[type[Recorder]] = Tape
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
@@ -169,6 +162,7 @@ class CalledAgain(Taped):
     recorder: ClassVar[type[Recorder]] = Again
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")
 def test_our_triton_kernels_read_the_buffers_they_were_recorded_with(tmp_path: Path) -> None:
     folder = save("llama", tmp_path, num_hidden_layers=1)

@@ -110,15 +110,15 @@ def test_a_nearly_flat_row_of_a_large_vocabulary_keeps_what_top_p_asks_for() -> 
     assert tokens_of(logits, requests) == expected
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-40, 5e-324, 1e-10, 1e-8, 1e-5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_tiny_temperature_is_greedy_and_the_lowest_id_wins_a_tie(temperature: float, dtype: torch.dtype) -> None:
+def test_a_tiny_temperature_is_greedy_and_the_lowest_id_wins_a_tie(dtype: torch.dtype) -> None:
     logits = torch.zeros(4, 1000, dtype=dtype)
     logits[0, [900, 31]] = 3.0
     logits[1, 999] = 1e-3
     logits[2] = -5.0
     logits[3, 0] = -1.0
-    assert tokens_of(logits, [request(temperature=temperature) for _ in range(4)]) == [31, 999, 0, 1]
+    for temperature in (0.0, 1e-40, 5e-324, 1e-10, 1e-8, 1e-5):
+        assert tokens_of(logits, [request(temperature=temperature) for _ in range(4)]) == [31, 999, 0, 1]
 
 
 def test_a_small_temperature_gives_the_best_token_and_no_error() -> None:

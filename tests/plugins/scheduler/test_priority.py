@@ -108,7 +108,7 @@ class TestUrgentOnes:
         assert "preempted to make room for urgent, which is more urgent" in reasons
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("preemption", [Recompute(), Swap(9)], ids=["recompute", "swap"])
 def test_the_books_balance_whoever_takes_whose_place(seed: int, preemption: Recompute | Swap) -> None:
     dice = random.Random(seed)

@@ -55,9 +55,7 @@ def test_choices_are_numbered_prompt_by_prompt_and_a_prompt_counts_once(api: Api
 
 
 @pytest.mark.parametrize("prompt", [SEA, [SEA, "Birds"], [4, 5, 6], [[4, 5], [6]]], ids=str)
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("logprobs", [None, 0, 2])
-@pytest.mark.parametrize("max_tokens", [0, 3])
+@pytest.mark.parametrize(("n", "logprobs", "max_tokens"), [(1, None, 0), (2, None, 3), (1, 0, 3), (2, 2, 0)])
 def test_echo_works_with_every_form_streamed_or_not(
     api: Api, text: Text, prompt: Any, n: int, logprobs: int | None, max_tokens: int
 ) -> None:

@@ -96,14 +96,19 @@ BAD_FIELDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("fields", BAD_FIELDS, ids=lambda f: json.dumps(f)[:40])
-def test_a_field_out_of_range_is_a_400_that_names_it(api: Api, path: str, fields: dict[str, Any]) -> None:
-    reply = api.ask(path, **fields)
+def test_a_field_out_of_range_is_a_400_that_names_it(api: Api, fields: dict[str, Any]) -> None:
+    reply = api.complete(**fields)
     assert reply.status == 400
     names = [name for name in fields if name != "max_tokens" or len(fields) == 1]
     assert any(name in (reply.error["param"] or "") for name in names), reply.error
     assert any(name in reply.error["message"] for name in names), reply.error
+
+
+def test_a_chat_refuses_the_same_fields_with_the_same_words(api: Api) -> None:
+    for fields in BAD_FIELDS:
+        one, other = (api.ask(path, **fields) for path in BOTH)
+        assert (one.status, one.error) == (other.status, other.error), fields
 
 
 @pytest.mark.parametrize(

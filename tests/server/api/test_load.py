@@ -15,10 +15,10 @@ from scripted import ScriptedEngine
 from turnout.server.text.tokenizer import Text
 
 
-@pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("waiting", [False, True], ids=["running", "queued"])
+@pytest.mark.parametrize(
+    ("path", "n", "stream", "waiting"),
+    [(BOTH[0], 1, True, False), (BOTH[0], 3, False, True), (BOTH[1], 3, True, True), (BOTH[1], 1, False, False)],
+)
 def test_a_client_that_leaves_ends_its_requests_at_once(
     engine: ScriptedEngine, url: str, path: str, n: int, stream: bool, waiting: bool
 ) -> None:

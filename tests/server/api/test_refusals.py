@@ -81,8 +81,7 @@ def test_an_engine_that_is_gone_is_a_503_worth_a_retry(api: Api, engine: Scripte
     assert int(reply.headers["retry-after"]) > 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize(("path", "stream"), [(BOTH[0], True), (BOTH[1], False)])
 @pytest.mark.parametrize(
     ("fault", "status"),
     [

@@ -31,32 +31,29 @@ def asked(engine: ScriptedEngine) -> Sampling:
     return engine.requests[-1].sampling
 
 
-@pytest.mark.parametrize("path", BOTH)
-def test_without_anything_said_openais_defaults_hold(api: Api, engine: ScriptedEngine, path: str) -> None:
-    api.ask(path, **BARE)
+def test_without_anything_said_openais_defaults_hold(api: Api, engine: ScriptedEngine) -> None:
+    api.complete(**BARE)
     sampling = asked(engine)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0, 0, 1)
     assert sampling.seed is None and sampling.logprobs is None and not sampling.logit_bias
 
 
-@pytest.mark.parametrize("path", BOTH)
 def test_the_models_own_defaults_hold_where_the_request_says_nothing(
-    api_with: Callable[..., Api], engine: ScriptedEngine, model_defaults: dict[str, float], path: str
+    api_with: Callable[..., Api], engine: ScriptedEngine, model_defaults: dict[str, float]
 ) -> None:
     api = api_with()
-    api.ask(path, **BARE)
+    api.complete(**BARE)
     assert {name: getattr(asked(engine), name) for name in model_defaults} == model_defaults
-    api.ask(path, temperature=0.5)
+    api.complete(temperature=0.5)
     assert (asked(engine).temperature, asked(engine).top_p) == (0.5, 0.9)
 
 
-@pytest.mark.parametrize("path", BOTH)
 def test_an_explicit_zero_wins_over_every_default(
-    api_with: Callable[..., Api], engine: ScriptedEngine, model_defaults: dict[str, float], path: str
+    api_with: Callable[..., Api], engine: ScriptedEngine, model_defaults: dict[str, float]
 ) -> None:
     zeros = dict.fromkeys(("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed"), 0)
-    api_with().ask(path, **zeros, top_p=0, repetition_penalty=1, max_tokens=0)
+    api_with().complete(**zeros, top_p=0, repetition_penalty=1, max_tokens=0)
     sampling = asked(engine)
     assert all(getattr(sampling, name) == 0 for name in zeros)
     assert sampling.max_tokens == 0 and sampling.repetition_penalty == 1
@@ -90,45 +87,53 @@ def test_a_generation_config_out_of_range_stops_the_start(
     create_app(engine, text, ServerConfig(generation_config="none"))
 
 
-@pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"temperature": 1.5, "seed": 7}, {"temperature": 1.5, "seed": 7}),
-        ({"top_p": 0.5, "top_k": 3, "min_p": 0.2}, {"top_p": 0.5, "top_k": 3, "min_p": 0.2}),
-        ({"top_k": -1}, {"top_k": 0}),
-        ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}),
-        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
-        ({"logit_bias": {"5": -100, "49151": 100}}, {"logit_bias": {5: -100, 49151: 100}}),
-        ({"max_tokens": 3, "min_tokens": 2}, {"max_tokens": 3, "min_tokens": 2}),
-        ({"max_tokens": 9, "max_completion_tokens": 3}, {"max_tokens": 3}),
-        ({"seed": 2**64 - 1}, {"seed": 2**64 - 1}),
-        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
-    ],
-    ids=str,
-)
+FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 1.5, "seed": 7}, {"temperature": 1.5, "seed": 7}),
+    ({"top_p": 0.5, "top_k": 3, "min_p": 0.2}, {"top_p": 0.5, "top_k": 3, "min_p": 0.2}),
+    ({"top_k": -1}, {"top_k": 0}),
+    ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}),
+    ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    ({"logit_bias": {"5": -100, "49151": 100}}, {"logit_bias": {5: -100, 49151: 100}}),
+    ({"max_tokens": 3, "min_tokens": 2}, {"max_tokens": 3, "min_tokens": 2}),
+    ({"max_tokens": 9, "max_completion_tokens": 3}, {"max_tokens": 3}),
+    ({"seed": 2**64 - 1}, {"seed": 2**64 - 1}),
+    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), FIELDS, ids=str)
 def test_fields_reach_the_engine(
-    api: Api, engine: ScriptedEngine, path: str, fields: dict[str, Any], expected: dict[str, Any]
+    api: Api, engine: ScriptedEngine, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert api.ask(path, **fields).status == 200
+    assert api.complete(**fields).status == 200
     assert {name: getattr(asked(engine), name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("path", BOTH)
+def test_a_chat_asks_the_engine_for_the_same(
+    api_with: Callable[..., Api], engine: ScriptedEngine, model_defaults: dict[str, float]
+) -> None:
+    api = api_with()
+    for fields in (BARE, *(fields for fields, _ in FIELDS), {"stop_token_ids": [7], "ignore_eos": True}):
+        wanted = []
+        for path in BOTH:
+            assert api.ask(path, **{"max_tokens": 5} | fields).status == 200
+            wanted.append(asked(engine))
+        assert wanted[0] == wanted[1], fields
+
+
 def test_the_models_end_tokens_stop_it_unless_they_are_ignored(
-    api: Api, engine: ScriptedEngine, text: Text, monkeypatch: pytest.MonkeyPatch, path: str
+    api: Api, engine: ScriptedEngine, text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "eos_ids", frozenset({2, 100}))  # of the tokenizer and of generation_config.json
-    api.ask(path, stop_token_ids=[7])
+    api.complete(stop_token_ids=[7])
     assert asked(engine).stop_ids == {2, 100, 7}
-    api.ask(path, stop_token_ids=[7], ignore_eos=True)
+    api.complete(stop_token_ids=[7], ignore_eos=True)
     assert asked(engine).stop_ids == {7}
 
 
-@pytest.mark.parametrize("path", BOTH)
-def test_each_choice_has_the_seed_plus_its_index(api: Api, engine: ScriptedEngine, path: str) -> None:
+def test_each_choice_has_the_seed_plus_its_index(api: Api, engine: ScriptedEngine) -> None:
     fields = {"n": 3, "seed": 7, "temperature": 1, "max_tokens": 8}
-    first, again = (api.ask(path, **fields).good["choices"] for _ in range(2))
+    first, again = (api.complete(**fields).good["choices"] for _ in range(2))
     assert [request.sampling.seed for request in engine.requests] == [7, 8, 9] * 2
     assert first == again
     assert len({str(choice.get("text") or choice.get("message")) for choice in first}) == 3
@@ -144,9 +149,8 @@ def test_the_seeds_of_a_prompt_do_not_depend_on_the_prompts_beside_it(api: Api, 
     assert [request.sampling.seed for request in engine.requests] == [5, 6, 5, 6]
 
 
-@pytest.mark.parametrize("path", BOTH)
-def test_policies_see_priority_salt_and_labels(api: Api, engine: ScriptedEngine, path: str) -> None:
-    reply = api.ask(path, n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex")
+def test_policies_see_priority_salt_and_labels(api: Api, engine: ScriptedEngine) -> None:
+    reply = api.complete(n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex")
     for request in engine.requests:
         assert (request.priority, request.salt) == (-3, "abc")
         assert request.labels == {"user": "ann", "service_tier": "flex", "request": reply.headers["x-request-id"]}
