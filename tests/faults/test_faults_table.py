@@ -31,7 +31,7 @@ def rows() -> list[Row]:
 
 
 @cache
-def tests_in(path: str) -> dict[str, bool]:
+def defined_in(path: str) -> dict[str, bool]:
     """The tests a file defines, and whether each is quick: `test_x`, and `TestY::test_x` too where it is in a class."""
     body = ast.parse((ROOT / path).read_text()).body
     quick = not any(isinstance(node, ast.Assign) and _is_slow(node) for node in body)
@@ -70,11 +70,11 @@ def test_every_row_names_its_source_and_tests_that_exist() -> None:
         assert named and "::" not in TEST.sub("", tests), f"{at}: tests are written `tests/FILE.py::test_name`: {tests}"
         for path, name in named:
             assert (ROOT / path).is_file(), f"{at}: {path}"
-            assert name in tests_in(path), f"{at}: {path} has no {name}"
+            assert name in defined_in(path), f"{at}: {path} has no {name}"
 
 
 def test_every_fault_is_tried_in_the_quick_run() -> None:
     """At least one test of each row has cases that are not `slow`."""
     for row in rows():
         named = TEST.findall(row.cells[-1])
-        assert any(tests_in(path)[name] for path, name in named), f"line {row.line}: all its tests are slow"
+        assert any(defined_in(path)[name] for path, name in named), f"line {row.line}: all its tests are slow"
