@@ -17,8 +17,11 @@ from turnout.testing.attention_scene import AttentionCase
 from turnout.testing.blocks import BlockManagerContract
 from turnout.testing.checks import Checked, check_component
 from turnout.testing.fake import TokenCacheRunner, check_balance, continuation, make_engine, serve_all
+from turnout.testing.formats import FormatContract
+from turnout.testing.loader import LoaderContract
 from turnout.testing.policies import PreemptionContract, SchedulerContract
 from turnout.testing.quant import QuantizerContract
+from turnout.testing.runner import RunnerContract
 
 __all__ = [
     "AttentionCase",
@@ -26,8 +29,11 @@ __all__ = [
     "BlockManagerContract",
     "Checked",
     "Compared",
+    "FormatContract",
+    "LoaderContract",
     "PreemptionContract",
     "QuantizerContract",
+    "RunnerContract",
     "SchedulerContract",
     "TokenCacheRunner",
     "attention_cases",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from unittest import SkipTest
 
-from turnout.core.plugins import SLOTS
+from turnout.core.choices import problem
 from turnout.testing.attention_contract import attention_rules
 from turnout.testing.blocks import block_rules
+from turnout.testing.formats import FormatContract
+from turnout.testing.loader import LoaderContract
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 from turnout.testing.quant import quant_rules
+from turnout.testing.runner import RunnerContract
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,22 @@ class Checked:
     skipped: str | None = None  # why it does not apply here
 
 
-def check_component(slot: str, component: type) -> list[Checked]:
-    """Run every rule of the slot's contract against a component with its default options."""
-    results = [_checked("its methods take the arguments of the contract", lambda: _signatures(slot, component))]
-    results.append(_checked("its defaults are valid options", component))
+def check_component(slot: str, component: type, options: Mapping[str, Any] | None = None) -> list[Checked]:
+    """Run every rule of the slot's contract against a component with these options, by default its own."""
+    make = partial(component, **options or {})
+    if why := problem(slot, "checked", component):
+        return [Checked("it keeps the form of its contract", why)]
+    results = [Checked("it keeps the form of its contract", None), _checked("its options are valid", make)]
     if all(r.fault is None for r in results):
-        results += [_checked(rule, check) for rule, check in _RULES[slot](component)]
+        results += [
+            _checked(rule, check) for rule, check in _RULES[slot](component if not options else _with(component, make))
+        ]
     return results
+
+
+def _with(component: type, make: Callable[[], Any]) -> type:
+    """A class that stands for the component made with options."""
+    return type(component.__name__, (component,), {"__new__": lambda cls: make(), "__init__": lambda self: None})
 
 
 def _checked(rule: str, check: Callable[[], object]) -> Checked:
@@ -42,24 +55,15 @@ def _checked(rule: str, check: Callable[[], object]) -> Checked:
     return Checked(rule, None)
 
 
-def _signatures(slot: str, component: type) -> None:
-    for name, wanted in inspect.getmembers(SLOTS[slot][1], inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        given = inspect.signature(getattr(component, name))
-        names = list(inspect.signature(wanted).parameters)
-        try:
-            given.bind(*names)
-        except TypeError as error:
-            raise TypeError(f"{name}{given} must take {', '.join(names[1:]) or 'nothing'}: {error}") from error
-
-
 _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] = {
     "scheduler": lambda component: rules(SchedulerContract, component),
     "attention": attention_rules,
     "blocks": block_rules,
     "preemption": lambda component: rules(PreemptionContract, component),
     "quant": quant_rules,
+    "runner": lambda component: rules(RunnerContract, component),
+    "loader": lambda component: rules(LoaderContract, component),
+    "format": lambda component: rules(FormatContract, component),
 }
 
 __all__ = ["Checked", "check_component"]
