@@ -20,12 +20,15 @@ from turnout.server.api.service import Service
 from turnout.server.api.tokens import token_routes
 from turnout.server.config import ServerConfig
 from turnout.server.engine.bridge import EngineClient
+from turnout.server.text.parsers import Parsers
 from turnout.server.text.tokenizer import Text
 
+NO_PARSERS = Parsers()
 
-def create_app(client: EngineClient, text: Text, config: ServerConfig) -> FastAPI:
+
+def create_app(client: EngineClient, text: Text, config: ServerConfig, parsers: Parsers = NO_PARSERS) -> FastAPI:
     """Raises ValueError when the model's generation_config.json holds a value out of range."""
-    service = Service(client, text, config)
+    service = Service(client, text, config, parsers)
     app = FastAPI(title="Turnout", openapi_url=None)  # bodies are read by `schema`, so a generated page would be empty
     errors.install(app)
     for routes in (completion_routes, chat_routes, token_routes, operation_routes, debug_routes):
@@ -102,6 +105,7 @@ def _server_info(service: Service) -> dict[str, object]:
     return info | {
         "served_model_name": service.model,
         "sampling_defaults": dict(service.defaults),
+        "parsers": {"tool_parser": service.parsers.tool_name, "reasoning_parser": service.parsers.reasoning_name},
         "server": _without_secrets(asdict(service.config)),
         "stats": asdict(service.client.stats),
     }

@@ -14,13 +14,14 @@ from turnout.server.text.stop import StopStrings
 from turnout.server.text.tokenizer import Text
 
 
-def text_options(body: Generation, text: Text) -> TextOptions:
+def text_options(body: Generation, text: Text, shown: frozenset[int]) -> TextOptions:
     """How all choices of a request are shown and ended."""
     return TextOptions(
         stop=StopStrings(body.stop),
         end_ids=end_ids(body, text),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
+        shown=shown,
         min_tokens=body.min_tokens,
     )
 

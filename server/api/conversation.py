@@ -22,7 +22,21 @@ def normalize(messages: Sequence[Mapping[str, object]]) -> list[Message]:
     """Messages for the template, in order. Raises ApiError naming the message that is wrong."""
     if not messages:
         raise bad_request("messages is empty: a chat needs at least one message", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    plain = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    _name_results(plain)
+    return plain
+
+
+def _name_results(messages: Sequence[Message]) -> None:
+    """Give each tool's result the name of the function that was called: some templates ask for it, most clients send the
+    call's id alone."""
+    names: dict[object, str] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            names[call.get("id")] = call["function"]["name"]
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
 
 
 def check_template_kwargs(kwargs: Mapping[str, object]) -> None:
@@ -37,6 +51,8 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
         function = tool.get("function")
         if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
             raise bad_request(f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}', "tools")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise bad_request(f"tools[{index}].function.parameters must be a JSON schema, an object", "tools")
 
 
 def _message(message: Mapping[str, object], place: str) -> Message:
@@ -46,6 +62,8 @@ def _message(message: Mapping[str, object], place: str) -> Message:
     kept = {name: value for name, value in message.items() if value is not None}
     kept["role"] = "system" if role == "developer" else role
     kept["content"] = _content(message.get("content"), f"{place}.content")
+    if thought := kept.get("reasoning_content", kept.get("reasoning")):  # templates have either name
+        kept |= {"reasoning_content": thought, "reasoning": thought}
     calls = kept.pop("tool_calls", None)
     if calls:
         kept["tool_calls"] = _calls(calls, f"{place}.tool_calls")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import cast
@@ -61,12 +61,20 @@ class Job:
     """All choices of one HTTP request. Enter it before reading deltas: that is where the queue may be full."""
 
     def __init__(
-        self, service: Service, body: Generation, prompts: Sequence[Prompt], samplings: Sequence[Sampling], since: float
+        self,
+        service: Service,
+        body: Generation,
+        prompts: Sequence[Prompt],
+        samplings: Sequence[Sampling],
+        since: float,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
+        """`shown`: special tokens that the text keeps, for a parser."""
+        self.count_reasoning: Callable[[], int] | None = None  # tokens so far, where a parser knows
         self._service, self._body, self._since = service, body, since
         self._num_prompt = sum(len(prompt.ids) for prompt in prompts)
         self._size = body.n if body.use_beam_search else body.num_made  # choices of a prompt
-        self._name, self._options = uuid.uuid4().hex, text_options(body, service.text)
+        self._name, self._options = uuid.uuid4().hex, text_options(body, service.text, shown)
         self._orders = [
             self._order(number * self._size, *pair) for number, pair in enumerate(zip(prompts, samplings, strict=True))
         ]
@@ -120,12 +128,15 @@ class Job:
         """A prompt counts once, however many choices it has; every choice counts, also one that is not returned."""
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(order.choices[0].num_cached for order in self._orders)
-        return {
+        usage: dict[str, object] = {
             "prompt_tokens": self._num_prompt,
             "completion_tokens": completion,
             "total_tokens": self._num_prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self.count_reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.count_reasoning()}
+        return usage
 
     @property
     def answers(self) -> list[Choice]:
@@ -136,12 +147,14 @@ class Job:
         best = [sorted(order.choices, key=lambda choice: -choice.mean_logprob)[:n] for order in self._orders]
         return [choice for choices in best for choice in choices]
 
-    async def collected(self) -> list[Collected]:
-        """All that comes, by choice. Admits the job, and raises as `admitted` and `deltas` do."""
+    async def collected(self, seen: Callable[[Choice, Delta], None] | None = None) -> list[Collected]:
+        """All that comes, by choice, each delta shown to `seen`. Admits the job, and raises as `admitted` and `deltas` do."""
         collected = [Collected() for _ in self.choices]
         with self.admitted():
             async for choice, delta in self.deltas():
                 collected[choice.index].add(delta)
+                if seen is not None:
+                    seen(choice, delta)
         return collected
 
     def deltas(self) -> AsyncGenerator[tuple[Choice, Delta], None]:

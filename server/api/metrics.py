@@ -62,6 +62,11 @@ class Metrics:
         """Count a request that the server would not take."""
         self._series.rejections.labels(*self._labels, reason).inc()
 
+    def called(self, num_calls: int, num_broken: int) -> None:
+        """Count the tool calls of an answer, and what was one only at its beginning."""
+        self._series.tool_calls.inc(num_calls)
+        self._series.broken_calls.inc(num_broken)
+
     def step(self) -> None:
         """Observe the engine's last step, once."""
         stats = self._client.stats
@@ -138,6 +143,15 @@ class Series:
             "turnout:requests_ended", "Engine requests by outcome.", [*LABELS, "outcome"], registry=registry
         )
         self.ended = {outcome: ended.labels(*labels, outcome) for outcome in (*FINISHED, "abort", "error", "refused")}
+        self.tool_calls = Counter(
+            "turnout:tool_calls", "Tool calls that models wrote.", LABELS, registry=registry
+        ).labels(*labels)
+        self.broken_calls = Counter(
+            "turnout:tool_calls_broken",
+            "Tool calls that models began and broke, given as text.",
+            LABELS,
+            registry=registry,
+        ).labels(*labels)
         about = "Requests refused before the engine saw them."
         self.rejections = Counter("vllm:admission_rejections", about, [*LABELS, "reason"], registry=registry)
         about = "Engine requests that ended, by reason."

@@ -27,7 +27,8 @@ COMMON = {
 }
 COMPLETION = {"suffix": "leave it out; a model made for filling gaps takes its own markers in the prompt"}
 CHAT = {
-    "functions": "leave it out; they are the old form of tools, which this server does not call either",
+    "functions": "send tools, whose older form they are",
+    "thinking_token_budget": "leave it out; max_tokens bounds reasoning and answer together",
     "audio": "ask for text",
     "chat_template": "set up the model's own template; chat_template_kwargs reaches its options",
     "documents": "put their text into a message",
@@ -44,10 +45,6 @@ BEAM = {  # the value that asks for nothing, and what to do
     "repetition_penalty": (1, "beams are ranked by the model's own log-probabilities: leave it out"),
 }
 BEAM_ONLY = {"length_penalty": 1, "early_stopping": False}
-_TOOLS = (
-    'tool calls are not supported by this server yet: send tool_choice: "none" to show the tools to the model without calls, '
-    "or leave tools out"
-)
 
 
 def refuse_common(given: Mapping[str, object]) -> None:
@@ -77,9 +74,6 @@ def refuse_chat(given: Mapping[str, object]) -> None:
         raise unsupported("modalities", 'this server answers with text: leave it out or send ["text"]')
     if given.get("function_call", "none") not in ("none", "auto"):
         raise unsupported("function_call", CHAT["functions"])
-    choice = given.get("tool_choice", "auto" if "tools" in given else "none")
-    if choice != "none" and not (choice == "auto" and "tools" not in given):
-        raise bad_request(_TOOLS, "tool_choice", "unsupported_parameter")
 
 
 def refuse_beam(given: Mapping[str, object], *, beam: bool) -> None:

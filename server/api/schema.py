@@ -158,7 +158,10 @@ class ChatRequest(Generation, Templated):
 
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    reasoning_effort: str | None = None
+    tool_choice: str | dict[str, object] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = Field(None, max_length=64)
+    include_reasoning: bool = True
 
     @classmethod
     def refuse(cls, given: dict[str, object]) -> None:

@@ -20,6 +20,7 @@ from turnout.server.api.metrics import Metrics
 from turnout.server.api.schema import WireT, parse
 from turnout.server.config import ServerConfig
 from turnout.server.engine.bridge import EngineClient
+from turnout.server.text.parsers import Parsers
 from turnout.server.text.tokenizer import Text
 
 SHORT = 2048  # characters that are tokenized on the loop; about two milliseconds
@@ -36,14 +37,20 @@ T = TypeVar("T")
 class Service:
     """One per app. The engine is ready when it is made. Raises ValueError for a generation_config it cannot use."""
 
-    def __init__(self, client: EngineClient, text: Text, config: ServerConfig) -> None:
-        self.client, self.text, self.config = client, text, config
+    def __init__(self, client: EngineClient, text: Text, config: ServerConfig, parsers: Parsers) -> None:
+        self.client, self.text, self.config, self.parsers = client, text, config, parsers
         self.model = config.served_model_name or client.info.model  # its name in replies and metrics
         self.created = int(time.time())
         self.defaults = defaults_of(text, "server.generation_config", config.generation_config)
         self.names = TokenNames(text)
         self.metrics = Metrics(client, self.model, config.metrics_compat)
         self._pool = ThreadPoolExecutor(NUM_THREADS, "tokenize")
+
+    def shown(self, *, calls: bool) -> frozenset[int]:
+        """Special tokens that the parsers of an answer read; `calls`: those of tool calls too."""
+        readers = (self.parsers.reasoning, self.parsers.tool if calls else None)
+        ids = (self.text.special_id(marker) for reader in readers if reader is not None for marker in reader.markers)
+        return frozenset(token for token in ids if token is not None)
 
     def check_model(self, name: str | None) -> None:
         """A request may name the model as served, as given to the server, by its path, or not at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from turnout.server.api.chat import chat_ids
+from turnout.server.api.chat import chat_prompt
 from turnout.server.api.sampling import check_ids
 from turnout.server.api.schema import Detokenize, Tokenize, read_body
 from turnout.server.api.service import Service
@@ -22,7 +22,7 @@ def token_routes(service: Service) -> APIRouter:
         body = await service.parse(Tokenize, raw)
         service.check_model(body.model)
         if body.prompt is None:
-            ids = await chat_ids(service, body, len(raw))
+            ids = (await chat_prompt(service, body, len(raw))).ids
         else:
             (ids,) = await service.encode([body.prompt], add_special_tokens=body.add_special_tokens)
         strings = [service.names.of(token)[0] for token in ids] if body.return_token_strs else None

@@ -17,7 +17,9 @@ NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalPro
 ANY: Mapping[str, Any] = {"type": "object"}
 
 
-def forced(form: CallForm, tools: Sequence[Tool], special: Callable[[str], int | None], *, single: bool) -> StructuredSpec:
+def forced(
+    form: CallForm, tools: Sequence[Tool], special: Callable[[str], int | None], *, single: bool
+) -> StructuredSpec:
     """The answer is calls of these functions, at least one; `single`: exactly one. `special`: the id of a special token."""
     single = single or form.most == 1
     if form.parameters is None and (single or not (form.before or form.after or form.between)):
@@ -28,6 +30,14 @@ def forced(form: CallForm, tools: Sequence[Tool], special: Callable[[str], int |
         tag = {"structures": structures, "triggers": [_common(structures)], "at_least_one": True}
         return StructuredSpec("structural_tag", json.dumps(tag | ({"stop_after_first": True} if single else {})))
     return StructuredSpec("grammar", Lark(form, special).calls(tools, single=single))
+
+
+def either(
+    form: CallForm, tools: Sequence[Tool], special: Callable[[str], int | None], schema: str, *, single: bool
+) -> StructuredSpec:
+    """The answer is calls of these functions, or JSON by the schema."""
+    calls = Lark(form, special).calls(tools, single=single).replace("start:", "calls:", 1)
+    return StructuredSpec("grammar", f"start: calls | answer\n{calls}\nanswer: %json {schema}")
 
 
 def strict(form: CallForm, tools: Sequence[Tool], markers: Sequence[str]) -> StructuredSpec | None:
@@ -99,7 +109,10 @@ class Lark:
             self._rules.append(f"{name}_json: %json {json.dumps(schema)}")
             return f"{name}_json"
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
-        given = [(key, self._parameter(f"{name}_{i}", key, properties[key], schema, form)) for i, key in enumerate(properties)]
+        given = [
+            (key, self._parameter(f"{name}_{i}", key, properties[key], schema, form))
+            for i, key in enumerate(properties)
+        ]
         if not form.between:
             return " ".join(rule if key in required else f"{rule}?" for key, rule in given)
         return self._separated(given, required, self._text(form.between))
@@ -122,7 +135,7 @@ class Lark:
         begin, end = self._text(form.begin.replace("{key}", key)), self._text(form.end)
         own = dict(schema) if isinstance(schema, Mapping) else {}
         defs = {word: root[word] for word in ("$defs", "definitions") if word in root}
-        if form.quote is None or own.get("type") != "string":
+        if form.quote is None or not _may_be_text(own):
             self._rules.append(f"{rule}_json: %json {json.dumps(own | defs)}")
             self._rules.append(f"{rule}: {begin} {rule}_json {end}")
             return rule
@@ -135,7 +148,9 @@ class Lark:
         quote = form.quote
         if "enum" in own or "const" in own:
             values = own.get("enum", [own.get("const")])
-            texts = " | ".join(self._text(quote + value + quote) for value in values if isinstance(value, str))
+            texts = " | ".join(
+                self._text(quote + value + quote if isinstance(value, str) else json.dumps(value)) for value in values
+            )
             self._rules.append(f"{rule}: {begin} ({texts}) {end}")
             return rule
         stop = quote + form.end
@@ -159,6 +174,14 @@ class Lark:
                 else:
                     pieces.append(json.dumps(piece, ensure_ascii=False))
         return " ".join(pieces) or '""'
+
+
+def _may_be_text(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema allows strings, as far as it says."""
+    kinds = schema.get("type")
+    if kinds is None:
+        return True
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _escaped(text: str) -> str:

@@ -31,17 +31,18 @@ class Detokenizer:
         *,
         prompt_tail: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         stop: StopStrings = NO_STOP,
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         """`prompt_tail`: the prompt's last tokens, where the answer continues its text; without them it begins a text,
-        which for some tokenizers has no space at its start. A stop completed by one of the first `min_tokens` tokens
+        which for some tokenizers has no space at its start. `shown`: special tokens that are not skipped. A stop completed by one of the first `min_tokens` tokens
         is ordinary text."""
-        self._skipped = text.special_ids if skip_special_tokens else frozenset()
+        self._skipped = text.special_ids - shown if skip_special_tokens else frozenset()
         self._include_stop, self._min_tokens = include_stop, min_tokens
-        shown = [token for token in prompt_tail if token not in self._skipped]
-        self._source: _Source = _Bytes(text, shown) if text.bytewise else _Window(text, shown)
+        tail = [token for token in prompt_tail if token not in self._skipped]
+        self._source: _Source = _Bytes(text, tail) if text.bytewise else _Window(text, tail)
         self._stop = stop
         self._held = ""  # may be the beginning of a stop string
         self._sent: list[str] = []

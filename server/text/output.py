@@ -32,6 +32,7 @@ class TextOptions(NamedTuple):
     end_ids: frozenset[int] = frozenset()  # the model's own, of which no stop_reason is told
     include_stop: bool = False  # what ended the text is shown
     skip_special_tokens: bool = True
+    shown: frozenset[int] = frozenset()  # special tokens that are not skipped, since a parser reads them
     min_tokens: int = 0  # a stop string completed by one of the first so many is ordinary text
 
 
@@ -58,6 +59,7 @@ class OutputText:
             text,
             prompt_tail=prompt.ids[-TAIL:] if prompt.continues else (),
             skip_special_tokens=options.skip_special_tokens,
+            shown=options.shown,
             stop=options.stop,
             include_stop=options.include_stop,
             min_tokens=options.min_tokens,

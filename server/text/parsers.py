@@ -1,6 +1,6 @@
 """Which parsers read a model's answers, and one answer on its way through them. It knows no request and no HTTP.
 
-    text ─▶ reasoning stream ─ content ─▶ tool stream ─▶ Thought, text, CallDelta, BrokenCall in the order they came
+text ─▶ reasoning stream ─ content ─▶ tool stream ─▶ Thought, text, CallDelta, BrokenCall in the order they came
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Parsers(NamedTuple):
     reasoning_name: str = "none"
 
 
-def fitting(slot: str, parsers: Iterable[tuple[str, Callable[[], ParserT]]], template: str) -> tuple[str, ParserT] | None:
+def fitting(
+    slot: str, parsers: Iterable[tuple[str, Callable[[], ParserT]]], template: str
+) -> tuple[str, ParserT] | None:
     """The parser whose format the chat template teaches. Raises ModelError where two say that it is theirs."""
     found = [(name, parser) for name, parser in ((name, make()) for name, make in parsers) if parser.fits(template)]
     if len(found) > 1:
@@ -49,9 +51,7 @@ def fitting(slot: str, parsers: Iterable[tuple[str, Callable[[], ParserT]]], tem
 class Parts:
     """The parts of one answer. `most`: calls that are wanted; what the model calls beyond is left out."""
 
-    def __init__(
-        self, reasoning: ReasoningStream | None, tool: ToolStream | None, most: int | None = None
-    ) -> None:
+    def __init__(self, reasoning: ReasoningStream | None, tool: ToolStream | None, most: int | None = None) -> None:
         self._reasoning, self._tool, self._most = reasoning, tool, most
         self.num_reasoning = 0  # tokens of the reasoning; an output of several counts as a whole where it begins there
         self.num_broken = 0
@@ -59,9 +59,19 @@ class Parts:
         self._broken: set[int | None] = set()
 
     @property
+    def reasons(self) -> bool:
+        """Reasoning is expected."""
+        return self._reasoning is not None and self._reasoning.expected
+
+    @property
+    def num_calls(self) -> int:
+        """Whole calls, once the answer has ended."""
+        return len(self._opened - self._broken)
+
+    @property
     def called(self) -> bool:
         """There is a whole call. Meant for the end of an answer that was not cut."""
-        return bool(self._opened - self._broken)
+        return self.num_calls > 0
 
     def push(self, text: str, tokens: Sequence[int], finish: str | None) -> list[Part]:
         """What an output of the engine adds; `finish` with the last one."""
@@ -127,7 +137,7 @@ class CollectedParts:
 
 
 def reading(
-    parsers: Parsers, tools: Sequence[Tool] | None, prompt: str, prefill: str, most: int | None
+    parsers: Parsers, tools: Sequence[Tool] | None, prompt: str, prefill: str
 ) -> tuple[ReasoningStream | None, ToolStream | None]:
     """The streams of one answer. `tools`: the request's; None: calls are not read."""
     reasoning = None if parsers.reasoning is None else parsers.reasoning.start(prompt, prefill)

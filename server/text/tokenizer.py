@@ -130,6 +130,17 @@ class Text:
             found = self._bytes[token] = self._find_bytes(token)
         return found
 
+    @cached_property
+    def template(self) -> str:
+        """The chat template's source, of several all of them; "": there is none."""
+        found = self._tokenizer.chat_template
+        return "\n".join(found.values()) if isinstance(found, dict) else found or ""
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token by its text."""
+        found: int | None = self._backend.token_to_id(token)
+        return found if found in self.special_ids else None
+
     def chat(
         self,
         messages: Sequence[Message],
@@ -139,8 +150,27 @@ class Text:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt ids of a conversation of messages whose content is a text. With `continue_final_message` they end with
-        the last message, to the character.
+        """The prompt ids of a conversation: those of what `render` makes of it. Raises ValueError as it does."""
+        text = self.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation of messages whose content is a text. With `continue_final_message` it ends with the
+        last message, to the character.
 
         Start tokens are the template's business: none is added. Raises ValueError, with the template's own message
         where there is one, for whatever can't be rendered.
@@ -155,11 +185,35 @@ class Text:
         for name in sorted(options.keys() & RESERVED):
             raise ValueError(f"a chat template's variable can't be called {name}: the name is taken")
         options |= {"tools": [dict(tool) for tool in tools] if tools else None}
+        if not self.calls_as_objects:
+            messages = [_with_text_arguments(message) for message in messages]
         if continue_final_message:
-            text = self._continued(messages, options)
-        else:
-            text = self._render(messages, options, add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)
+            return self._continued(messages, options)
+        return self._render(messages, options, add_generation_prompt)
+
+    @cached_property
+    def calls_as_objects(self) -> bool:
+        """Whether the template wants the arguments of past calls as objects, which it prints itself, or as JSON text, which
+        it copies. Found out by rendering a call."""
+        if not self.template:
+            return True
+        call = {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "probe", "arguments": {"probe_key": "value"}},
+        }
+        said: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": "call00000"}
+        turns: list[Message] = [{"role": "user", "content": "a"}, said, result]
+        try:
+            return "'probe_key'" not in self._render(turns, {"tools": None}, False)
+        except ValueError:
+            pass
+        try:
+            self._render([turns[0], _with_text_arguments(said), result], {"tools": None}, False)
+        except ValueError:
+            return True  # it can't show calls at all
+        return False
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any], prompt: bool) -> str:
         from jinja2 import TemplateError
@@ -208,6 +262,20 @@ class Text:
                 "the tokenizer's decoder does more than join bytes, so its text can't be streamed exactly; "
                 f"its parts are {', '.join(_types(self._backend.decoder))}, and ByteLevel must stand alone"
             )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """The message, the arguments of its calls as JSON text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**call, "function": _printed(call["function"])} for call in calls]}
+
+
+def _printed(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
 
 
 def _ints(value: Any) -> list[int]:

@@ -82,7 +82,7 @@ def test_templates_get_the_arguments_of_past_calls_as_objects(
     api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(text, "chat", lambda messages, **options: seen.append((messages, options)) or [1, 2, 3])
+    monkeypatch.setattr(text, "render", lambda messages, **options: seen.append((messages, options)) or "Hello")
     for arguments in ('{"city": "Paris"}', "not json", None, '["a"]'):
         api.chat([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}, ASK])
     got = [messages[0]["tool_calls"][0]["function"]["arguments"] for messages, _ in seen]
