@@ -11,7 +11,7 @@ from typing import ClassVar, TypeGuard
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from turnout.core import interfaces, model, optional
+from turnout.core import interfaces, model, optional, parsers
 from turnout.core.conformance import departures, members, missing
 
 SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract), of those the configuration chooses
@@ -22,6 +22,8 @@ SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract
     "blocks": ("register_block_managers", interfaces.BlockManager),
     "quant": ("register_quantizers", interfaces.Quantizer),
     "runner": ("register_runners", model.ModelRunner),
+    "tool_parser": ("register_tool_parsers", parsers.ToolParser),
+    "reasoning_parser": ("register_reasoning_parsers", parsers.ReasoningParser),
 }
 ALL_SLOTS = {**SLOTS, "format": ("register_formats", model.Format)}  # a format is chosen by a file's suffix
 OPTIONAL: Mapping[str, tuple[type, ...]] = {  # what a component may offer besides

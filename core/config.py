@@ -32,6 +32,8 @@ class Config:
     blocks: Any = MISSING
     quant: Any = MISSING
     runner: Any = MISSING
+    tool_parser: Any = MISSING
+    reasoning_parser: Any = MISSING
     limits: Limits = field(default_factory=Limits)
 
 

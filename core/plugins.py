@@ -27,6 +27,7 @@ from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, problem
 from turnout.core.model import Format
 
 OWN = "turnout"  # our distribution
+AUTOMATIC = ("attention", "quant", "tool_parser", "reasoning_parser")  # slots that have `auto`
 PATIENCE = 30.0  # seconds for a stranger's import, and for its registering; TURNOUT_IMPORT_SECONDS says otherwise
 
 
@@ -124,7 +125,7 @@ def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = 
     """Load `entries`, ours first, then in order of name; then register the modules of `extra`."""
     found = Plugins(hooks.new_hooks())
     core = Source("core", OWN, version(OWN))
-    _take(found, core, [_Offer(slot, "auto", interfaces.Auto, None) for slot in ("attention", "quant")])
+    _take(found, core, [_Offer(slot, "auto", interfaces.Auto, None) for slot in AUTOMATIC])
     blocked = {name.strip() for name in os.environ.get("TURNOUT_BLOCK", "").split(",")}
     known: set[str] = set()
     for entry in sorted(entries, key=lambda e: (e.dist is None or e.dist.name != OWN, e.name, e.value)):

@@ -13,6 +13,7 @@ from turnout.testing.attention_contract import attention_rules
 from turnout.testing.blocks import block_rules
 from turnout.testing.formats import FormatContract
 from turnout.testing.loader import LoaderContract
+from turnout.testing.parsers import ReasoningParserContract, ToolParserContract
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 from turnout.testing.quant import quant_rules
 from turnout.testing.runner import RunnerContract
@@ -64,6 +65,8 @@ _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] 
     "runner": lambda component: rules(RunnerContract, component),
     "loader": lambda component: rules(LoaderContract, component),
     "format": lambda component: rules(FormatContract, component),
+    "tool_parser": lambda component: rules(ToolParserContract, component),
+    "reasoning_parser": lambda component: rules(ReasoningParserContract, component),
 }
 
 __all__ = ["Checked", "check_component"]

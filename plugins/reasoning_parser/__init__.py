@@ -3,6 +3,7 @@
 from turnout.core import Register, hookimpl
 from turnout.core.parsers import ReasoningParser
 from turnout.plugins.reasoning_parser.harmony import Harmony
+from turnout.plugins.reasoning_parser.none import NoReasoning
 from turnout.plugins.reasoning_parser.tagged import DeepSeekR1, GemmaThought, GraniteThought, MistralThink, Think
 
 
@@ -14,3 +15,4 @@ def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
     register("granite", GraniteThought)
     register("gemma", GemmaThought)
     register("harmony", Harmony)
+    register("none", NoReasoning)

@@ -13,6 +13,7 @@ from turnout.plugins.tool_parser.llama3 import Llama3
 from turnout.plugins.tool_parser.llama4 import Llama4
 from turnout.plugins.tool_parser.minimax import MiniMax
 from turnout.plugins.tool_parser.mistral import Mistral
+from turnout.plugins.tool_parser.none import NoCalls
 from turnout.plugins.tool_parser.phi4 import Phi4
 from turnout.plugins.tool_parser.qwen3_coder import Qwen3Coder
 
@@ -32,3 +33,4 @@ def register_tool_parsers(register: Register[ToolParser]) -> None:
     register("granite", Granite)
     register("phi4", Phi4)
     register("gemma", Gemma)
+    register("none", NoCalls)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from turnout.core import BrokenCall, CallDelta, Thought
+from turnout.core.parsers import BrokenCall, CallDelta, Thought
 from turnout.server.api.choice import Choice
 from turnout.server.api.conversation import check_template_kwargs, check_tools, normalize
 from turnout.server.api.errors import bad_request

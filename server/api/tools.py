@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from turnout.core import CallForm, Sampling, StructuredSpec, Tool
+from turnout.core.parsers import CallForm, Tool
+from turnout.core.types import Sampling, StructuredSpec
 from turnout.server.api.errors import bad_request, show
 from turnout.server.api.schema import ChatRequest
 from turnout.server.api.service import Service

@@ -52,6 +52,7 @@ def serve(config: ServeConfig) -> int:
     async def application(url: str) -> tuple[ASGIApp, str]:
         await asyncio.to_thread(_import_early)
         from turnout.server.api.app import create_app
+        from turnout.server.text.parsers import chosen_parsers
         from turnout.server.text.tokenizer import Text
 
         text = await asyncio.to_thread(Text.load, await engine.found())
@@ -64,7 +65,8 @@ def serve(config: ServeConfig) -> int:
         ready = welcome(info, url, name=name, chats=_chats(text), needs_key=needs_key)
         if config.record is not None:
             ready += f"\n\nAll requests are recorded in {config.record}, their tokens too."
-        return create_app(engine, text, options), ready
+        parsers = chosen_parsers(config.tool_parser, config.reasoning_parser, composed, found, text.template)
+        return create_app(engine, text, options, parsers), ready
 
     try:
         code = run(engine, options, application)

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from turnout.core import CallForm, ParameterForm, StructuredSpec, Tool
+from turnout.core.parsers import CallForm, ParameterForm, Tool
+from turnout.core.types import StructuredSpec
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY: Mapping[str, Any] = {"type": "object"}

@@ -5,13 +5,14 @@ text ─▶ reasoning stream ─ content ─▶ tool stream ─▶ Thought, text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
 
-from turnout.core import (
+from turnout.core import ModelError
+from turnout.core.interfaces import Auto
+from turnout.core.parsers import (
     BrokenCall,
     CallDelta,
-    ModelError,
     ReasoningParser,
     ReasoningStream,
     Thought,
@@ -19,10 +20,9 @@ from turnout.core import (
     ToolParser,
     ToolStream,
 )
+from turnout.core.plugins import Plugins
 
 Part = str | Thought | CallDelta | BrokenCall
-ParserT = TypeVar("ParserT", ToolParser, ReasoningParser)
-
 DEFAULT = "hermes"  # for a template that teaches no format: what most models that were tuned for tools write
 
 
@@ -35,17 +35,34 @@ class Parsers(NamedTuple):
     reasoning_name: str = "none"
 
 
-def fitting(
-    slot: str, parsers: Iterable[tuple[str, Callable[[], ParserT]]], template: str
-) -> tuple[str, ParserT] | None:
-    """The parser whose format the chat template teaches. Raises ModelError where two say that it is theirs."""
-    found = [(name, parser) for name, parser in ((name, make()) for name, make in parsers) if parser.fits(template)]
-    if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
+def chosen_parsers(tool: object, reasoning: object, names: Mapping[str, str], found: Plugins, template: str) -> Parsers:
+    """The parsers that were configured, `auto` settled by the chat template. `names`: of the choices, by slot. Raises
+    ModelError where two parsers say that the template is theirs."""
+    tool_name, tool = _settled("tool_parser", names, tool, found, template, DEFAULT)
+    reasoning_name, reasoning = _settled("reasoning_parser", names, reasoning, found, template, "none")
+    return Parsers(
+        None if tool_name == "none" else cast(ToolParser, tool),
+        None if reasoning_name == "none" else cast(ReasoningParser, reasoning),
+        tool_name,
+        reasoning_name,
+    )
+
+
+def _settled(
+    slot: str, names: Mapping[str, str], component: object, found: Plugins, template: str, default: str
+) -> tuple[str, object]:
+    """The name and the parser."""
+    if not isinstance(component, Auto):
+        return names[slot], component
+    offered = {name: found.get(slot, name).component for name in found.names(slot) if name not in ("auto", "none")}
+    fits = [name for name, kind in offered.items() if kind().fits(template)]
+    if len(fits) > 1:
         raise ModelError(
-            f"{slot}=auto: the model's chat template fits {names}: choose one with {slot}={found[0][0]}, or none"
+            f"{slot}=auto: the model's chat template is said to be that of {' and of '.join(fits)}: choose one with "
+            f"{slot}={fits[0]}, or {slot}=none"
         )
-    return found[0] if found else None
+    name = fits[0] if fits else default
+    return name, offered[name]() if name in offered else None
 
 
 class Parts:

@@ -102,7 +102,18 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_in_the_engine() -> No
 
 def config(**changes: Any) -> BenchConfig:
     slots: dict[str, Any] = dict.fromkeys(
-        ("loader", "attention", "scheduler", "preemption", "blocks", "quant", "runner"), ""
+        (
+            "loader",
+            "attention",
+            "scheduler",
+            "preemption",
+            "blocks",
+            "quant",
+            "runner",
+            "tool_parser",
+            "reasoning_parser",
+        ),
+        "",
     )
     return BenchConfig(**(slots | {"warmup": 2, "repetitions": 3, "max_seconds": None} | changes))
 

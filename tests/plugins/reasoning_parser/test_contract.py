@@ -43,6 +43,7 @@ CASES = {  # kind -> (templates, answers)
         ["<|channel>thought\n<channel|>"],
         [("<|turn>model\n", "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes.")],
     ),
+    own.NoReasoning: ([], [(ASSISTANT, "<think>Hm.</think>", "", "<think>Hm.</think>")]),
     own.Harmony: (
         ["<|start|>assistant<|channel|>final<|message|>"],
         [

@@ -29,6 +29,7 @@ TEMPLATES = {
     own.Harmony: ["<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>"],
     own.Granite: ["<|start_of_role|>available_tools<|end_of_role|>"],
     own.Phi4: ["<|tool|>' + message['tools'] + '<|/tool|>"],
+    own.NoCalls: [],
     own.Gemma: ["<start_function_call>call:", '<|tool_call>call:" <|"|> "<tool_call|>'],
 }
 CONTRACTS = {

@@ -93,7 +93,7 @@ def test_tools_are_shown_to_the_template_when_none_is_to_be_called(
     api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(text, "chat", lambda messages, **options: seen.append(options) or [1, 2, 3])
+    monkeypatch.setattr(text, "render", lambda messages, **options: seen.append(options) or "Hello")
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
     assert api.chat(tools=tools, tool_choice="none").status == 200
     assert seen[-1]["tools"] == tools
@@ -198,13 +198,13 @@ def test_a_long_conversation_does_not_keep_others_waiting(
 ) -> None:
     import threading
 
-    plain, threads = text.chat, []
+    plain, threads = text.render, []
 
-    def chat(messages: Any, **options: Any) -> list[int]:
+    def render(messages: Any, **options: Any) -> str:
         threads.append(threading.current_thread().name)
         return plain(messages, **options)
 
-    monkeypatch.setattr(text, "chat", chat)
+    monkeypatch.setattr(text, "render", render)
     api.chat("short", max_tokens=1)
     api.chat("a long one " * 500, max_tokens=1)
     assert threads[0] == "MainThread" and threads[1].startswith("tokenize")
@@ -213,7 +213,7 @@ def test_a_long_conversation_does_not_keep_others_waiting(
 def test_a_conversation_that_can_never_fit_is_refused_before_it_is_templated(
     api: Api, text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "chat", lambda messages, **options: pytest.fail("it was templated"))
+    monkeypatch.setattr(text, "render", lambda messages, **options: pytest.fail("it was templated"))
     reply = api.chat("sea " * 2_000_000)
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", "messages")
 
