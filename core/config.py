@@ -22,8 +22,10 @@ class Config:
     """An engine. Commands extend it by what they ask for besides."""
 
     model: str = "smollm2"  # the demo model, a Hugging Face folder, a .gguf file, or a name on the hub
-    dtype: str = "auto"
-    device: str = "auto"
+    dtype: str = (
+        "auto"  # of weights and activations: auto is what suits checkpoint and device; float32, bfloat16, float16
+    )
+    device: str = "auto"  # auto: a GPU where there is one; cpu, cuda, cuda:1
     kv_cache_dtype: str = "auto"  # or an 8-bit form the attention backend keeps: fp8, int8
     loader: Any = MISSING
     attention: Any = MISSING

@@ -13,18 +13,18 @@ from turnout.core.config import Config
 class ServerConfig:
     """The HTTP side. Raises ValueError naming the option."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = "127.0.0.1"  # address to listen at; 0.0.0.0: every one of this machine
+    port: int = 8000  # 0: any that is free
     served_model_name: str | None = None  # null: the model as named
     api_key: str | None = None  # asked for on /v1 routes, as a bearer token
     max_queue: int | None = None  # waiting requests beyond it get 429
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
     stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen; 0: never
-    log_requests: bool = False
+    log_requests: bool = False  # a line on stderr for each
     debug: bool = False  # /debug/requests and /debug/engine show what the engine does and why
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
-    metrics_compat: list[str] = field(default_factory=lambda: ["v0", "v1"])
-    cors_origins: list[str] = field(default_factory=list)
+    metrics_compat: list[str] = field(default_factory=lambda: ["v0", "v1"])  # whose older names /metrics repeats
+    cors_origins: list[str] = field(default_factory=list)  # web pages that may call from a browser
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -46,23 +46,23 @@ class ServerConfig:
 class SamplingConfig:
     """How `generate` and `chat` sample; null: the model's own default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 256
-    ignore_eos: bool = False
-    stop: list[str] = field(default_factory=list)
+    temperature: float | None = None  # 0: the likeliest token each time
+    top_p: float | None = None  # the likeliest tokens that make up this probability
+    top_k: int | None = None  # so many of the likeliest tokens
+    min_p: float | None = None  # tokens at least so likely, beside the likeliest
+    repetition_penalty: float | None = None  # above 1: tokens of prompt and answer become less likely
+    presence_penalty: float = 0.0  # taken from the logits of tokens the answer has
+    frequency_penalty: float = 0.0  # likewise, for each time it has them
+    seed: int | None = None  # the same seed draws the same tokens
+    max_tokens: int = 256  # of the answer
+    ignore_eos: bool = False  # write on where the model would end
+    stop: list[str] = field(default_factory=list)  # texts that end an answer
     n: int = 1  # answers
     best_of: int | None = None  # answers made, of which the n with the best mean log-probability are shown; null: n
-    use_beam_search: bool = False
-    beam_width: int | None = None  # null: n
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False  # false, true or never
+    use_beam_search: bool = False  # the likeliest answers instead of drawn ones
+    beam_width: int | None = None  # answers followed at once; null: n
+    length_penalty: float = 1.0  # above 1 a beam search prefers longer answers
+    early_stopping: bool | str = False  # when a beam search ends: false, true or never
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
 
     def __post_init__(self) -> None:
@@ -124,14 +124,14 @@ class Recorded(Config):
 
 @dataclass
 class ServeConfig(Recorded):
-    """`turnout serve`."""
+    """An OpenAI-compatible server."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
 @dataclass
 class GenerateConfig(Recorded):
-    """`turnout generate`."""
+    """Completes a prompt here, without a server. Text behind `--` is a prompt whatever it looks like; none: standard input."""
 
     prompt: str | None = None  # null: the first argument, or standard input
     chat: bool = False  # put the prompt through the chat template
@@ -140,9 +140,9 @@ class GenerateConfig(Recorded):
 
 @dataclass
 class ChatConfig(Config):
-    """`turnout chat`."""
+    """A chat in this terminal."""
 
-    system: str | None = None
+    system: str | None = None  # what the model is told before the chat
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:

@@ -13,8 +13,9 @@ from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.ab.asked import Line, read
 from turnout.lab.ab.config import AbConfig
+from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
-from turnout.server.cli.overrides import Usage, checked, in_order
+from turnout.server.cli.overrides import Usage, checked
 
 if TYPE_CHECKING:
     from turnout.lab.ab.opening import Composed
@@ -29,7 +30,7 @@ def run(args: list[str]) -> int:
 
     try:
         found = installed()
-        rest, folders = config_dirs(in_order(args))
+        rest, folders = config_dirs(ordered(args, "ab", found))
         line, places = read(rest), searchpath(found, folders)
         if line.flags:
             return _show(line, places, found)

@@ -46,16 +46,19 @@ class Judge:
 
 @dataclass
 class AbConfig(Config):
-    """`turnout ab`. The engine's own keys hold for both sides."""
+    """Whether two compositions, servers or transformers give the same answers, and how fast one is beside the other.
+
+    The engine's own keys hold for both sides.
+    """
 
     a: str | None = None  # the baseline: "[KEY=VALUE, ...]", "url=http://...", or transformers; null: the defaults
     b: str = MISSING  # what is compared with it, likewise; several, separated by commas
     workload: str = "mixed"  # mixed, short, long_context, facts, or a file
-    num_prompts: int = 24
+    num_prompts: int = 24  # compared
     max_tokens: int = 32  # of each continuation and each free writing
     num_top: int = 20  # likeliest tokens compared
     temperature: float = 0.8  # of sampled writing
-    seed: int = 0
+    seed: int = 0  # of the order of requests, and of sampled writing
     rounds: int = 5  # of the race; 0: no speed
     api_key: str | None = None  # for sides that are servers
     out: str | None = None  # a JSON file to write

@@ -14,8 +14,9 @@ from turnout.core.plugins import SLOTS, PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.bench.config import BenchConfig
 from turnout.lab.simulate.points import Point, expand
+from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
-from turnout.server.cli.overrides import MANY, Usage, checked, in_order, objects, try_composing
+from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
 
 if TYPE_CHECKING:
     from turnout.lab.bench.equality import Judge
@@ -37,7 +38,7 @@ def run(args: list[str]) -> int:
     """Exit code 0: done; 1: every request of a point failed, or an engine did; 130: interrupted, after showing what there was.
     Raises Usage when the command, the configuration or a trace is wrong."""
     found = installed()
-    args, folders = config_dirs(in_order([arg for arg in args if arg not in MANY]))
+    args, folders = config_dirs(ordered([arg for arg in args if arg not in MANY], "bench", found))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if args[flags:]:

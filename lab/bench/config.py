@@ -51,7 +51,7 @@ class Equality:
 
 @dataclass
 class BenchConfig(Config):
-    """`turnout bench`."""
+    """How fast a composition is, here or behind remote.url."""
 
     url: str | None = None  # a running server to measure, ours or any that speaks OpenAI's API; null: an engine here
     serve: bool = False  # start a server with this composition, measure it over HTTP, stop it

@@ -15,9 +15,10 @@ from turnout.core.plugins import PluginError
 from turnout.lab.quantize import calibrated, folder, linears
 from turnout.lab.quantize.config import CALIBRATED, QuantizeConfig
 from turnout.lab.quantize.rounding import Rounding
+from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.console import Loading
-from turnout.server.cli.overrides import MANY, Usage, checked, in_order, try_composing, vet
+from turnout.server.cli.overrides import MANY, Usage, checked, try_composing, vet
 
 
 def run(args: list[str]) -> int:
@@ -26,7 +27,7 @@ def run(args: list[str]) -> int:
     found = installed()
     if any(arg in MANY for arg in args):
         raise Usage("turnout quantize does one thing at a time; write one command for each")
-    args, folders = config_dirs(in_order(args))
+    args, folders = config_dirs(ordered(args, "quantize", found))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     overrides = [*searchpath(found, folders), *checked(args[:flags], found)]
     if args[flags:]:

@@ -22,7 +22,7 @@ WIDTHS = {"rtn": (2, 3, 4, 5, 6, 8), "gptq": (2, 3, 4, 8), "awq": (4,)}
 
 @dataclass
 class QuantizeConfig:
-    """`turnout quantize`. Raises ValueError naming the option."""
+    """Makes a smaller checkpoint of a model. Raises ValueError naming the option."""
 
     loader: Any = MISSING
     model: str = "smollm2"  # of floats: the demo model, a Hugging Face folder, or a name on the hub

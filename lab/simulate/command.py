@@ -18,8 +18,9 @@ from turnout.lab.simulate.config import LATENCIES, SLOTS, WORKLOADS, SimulateCon
 from turnout.lab.simulate.loop import Simulation, Tell
 from turnout.lab.simulate.points import Point, expand
 from turnout.lab.simulate.record import Record
+from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
-from turnout.server.cli.overrides import MANY, Usage, checked, in_order, try_composing, vet
+from turnout.server.cli.overrides import MANY, Usage, checked, try_composing, vet
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,7 +33,7 @@ def run(args: list[str]) -> int:
     """Exit code 0: done; 1: a policy broke its contract. Raises Usage when the command, the configuration or a trace is
     wrong."""
     found = installed()
-    args, folders = config_dirs(in_order([arg for arg in args if arg not in MANY]))
+    args, folders = config_dirs(ordered([arg for arg in args if arg not in MANY], "simulate", found))
     places = searchpath(found, folders)
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)

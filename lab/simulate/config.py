@@ -62,7 +62,7 @@ class Capacity:
 
 @dataclass
 class SimulateConfig:
-    """`turnout simulate`."""
+    """The real scheduler, preemption and block manager under a virtual clock, without a model."""
 
     scheduler: Any = MISSING
     preemption: Any = MISSING

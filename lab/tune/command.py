@@ -12,8 +12,9 @@ from turnout.core.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.simulate.points import expand
 from turnout.lab.tune.config import TuneConfig
+from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
-from turnout.server.cli.overrides import MANY, Usage, checked, in_order, objects, try_composing
+from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
 
 if TYPE_CHECKING:
     from turnout.lab.tune.trials import Make
@@ -26,7 +27,7 @@ def run(args: list[str]) -> int:
     found = installed()
     if any(arg in MANY for arg in args):
         raise Usage("turnout tune starts from one composition and varies it itself; turnout bench --multirun sweeps")
-    args, folders = config_dirs(in_order(args))
+    args, folders = config_dirs(ordered(args, "tune", found))
     flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     points = expand(args[:flags], found)
     if len(points) > 1:

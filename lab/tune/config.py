@@ -15,7 +15,7 @@ from turnout.lab.tune.goal import Goal
 
 @dataclass
 class TuneConfig(Config):
-    """`turnout tune`. The engine's own keys are the baseline."""
+    """Looks for a better composition for a workload and a goal. The engine's own keys are the baseline."""
 
     workload: Any = MISSING
     target: Goal = field(default_factory=Goal)

@@ -20,8 +20,8 @@ class Options:
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: as many as memory allows
-    prefix_cache: bool = True
-    eviction: str = "lru"
+    prefix_cache: bool = True  # requests with the same beginning share its blocks
+    eviction: str = "lru"  # lru, lfu, fifo or priority: which unused prefix gives way first
     ttl: float | None = None  # seconds after its last use that a prefix can be found; None: while there is room
     max_pinned: float = 0.5  # share of the blocks that requests labelled `pin` may keep from giving way
     host_blocks: int = 0  # blocks of host memory for prefixes that gave way

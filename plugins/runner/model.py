@@ -30,8 +30,8 @@ MODES = ("eager", "compile", "graphs")
 class LocalRunner:
     """Runs steps in this process, on one device."""
 
-    mode: str = "eager"
-    async_scheduling: bool = False
+    mode: str = "eager"  # eager, compile or graphs
+    async_scheduling: bool = False  # the next step is scheduled while this one computes
 
     recorder: ClassVar[type[Recorder]] = CudaRecorder
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnout.core import plugins
 from turnout.core.plugins import Plugins
+from turnout.server.cli.arguments import HELP
+from turnout.server.cli.help import show_help
 from turnout.server.cli.overrides import Usage, quoted
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 FLAGS = ("-cd", "--config-dir")
+SETTINGS = (  # Hydra configures no logging, changes no directory, and writes nothing
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+    "hydra.output_subdir=null",
+    "hydra.run.dir=.",
+    "hydra.job.name=turnout",
+    "hydra.job.chdir=false",
+)
 
 
 def installed() -> Plugins:
@@ -46,15 +60,23 @@ def searchpath(found: Plugins, folders: list[str]) -> list[str]:
     return [f"hydra.searchpath=[{','.join(map(quoted, places))}]"] if places else []
 
 
-def show(command: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Let Hydra show what its flags ask for: --help, --cfg job. Raises Usage for flags that show nothing: nothing would
-    happen, and look like success."""
+def run_hydra(command: str, args: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Give `task` what the arguments compose, or let Hydra do what its flags among them ask for."""
     import hydra
 
+    sys.argv = [f"turnout {command}", *SETTINGS, *args]
+    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name=command)(task)()
+
+
+def show(command: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """Show what flags ask for: --help, and --cfg job by Hydra. Raises Usage for flags that show nothing: nothing would
+    happen, and look like success."""
+    if set(flags) & set(HELP):
+        show_help(command, overrides, plugins.load())
+        return
     idle: list[object] = []
-    sys.argv = [f"turnout {command}", *overrides, *flags]
     try:
-        hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name=command)(idle.append)()
+        run_hydra(command, [*overrides, *flags], idle.append)
     except ValueError as error:  # flags that do not go together
         raise Usage(str(error)) from error
     if idle:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
+from typing import TYPE_CHECKING
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.cli.composing import config_dirs, installed, searchpath
-from turnout.server.cli.overrides import MANY, Usage, checked, in_order, is_override, objects, try_composing
+from turnout.server.cli.arguments import ordered, split_prompt
+from turnout.server.cli.composing import config_dirs, installed, run_hydra, searchpath, show
+from turnout.server.cli.keys import did_you_mean
+from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 USAGE = """\
 turnout: serve large language models, composed from plugins
@@ -65,7 +71,8 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(command.load()(args[1:]))
         if args[0] not in COMMANDS:
             known = (*COMMANDS, *sorted(_commands()), "plugins")
-            raise Usage(f"there is no command {args[0]!r}; the commands are {', '.join(known)}")
+            near = did_you_mean(args[0], known)
+            raise Usage(f"there is no command {args[0]!r}{near or '; the commands are ' + ', '.join(known)}")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:
         _complain(error)
@@ -79,42 +86,47 @@ def _commands() -> dict[str, EntryPoint]:
 
 def _compose(command: str, args: list[str]) -> None:
     """Run `command` on the configuration that Hydra composes from the overrides."""
+    import turnout.server.config  # noqa: F401  stores the schemas
+
     found = installed()
-    args, folders = config_dirs(in_order(args))
-    flags = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))  # behind it, their values too
-    free = [arg for arg in args[:flags] if not is_override(arg)] if command == "generate" else []
-    if len(free) > 1:
-        raise Usage(f"there is one prompt, in one pair of quotes; {len(free)} arguments are no overrides: {free}")
-    prompt = free[0] if free else None
-    args = [arg for arg in args if arg not in free]
+    prompt = None
+    if command == "generate":
+        args, prompt = split_prompt(args, found)
+    args, folders = config_dirs(args if command == "generate" else ordered(args, command, found))
     many = any(arg in MANY for arg in args)
     if command != "generate" and many:
         raise Usage(f"turnout {command} does one thing at a time; --multirun is for generate and benchmarks")
     overrides = [*searchpath(found, folders), *checked(args, found)]
-    import hydra
-    from omegaconf import DictConfig
-
-    if any(arg.startswith("-") for arg in args):
-        import turnout.server.config  # noqa: F401  stores the schemas
-    else:
+    flags = [arg for arg in overrides if arg.startswith("-")]
+    if flags and not many:
+        first = overrides.index(flags[0])
+        show(command, overrides[:first], overrides[first:])
+        return
+    if not flags:
         try_composing(command, overrides, found)
 
     def task(composed: DictConfig) -> None:
+        if many:
+            _label(args)
         code = _run(command, composed, prompt)
         if code or not many:  # the first point of a sweep that fails ends it
             sys.exit(code)
 
-    sys.argv = [f"turnout {command}", *overrides]
-    hydra.main(version_base=None, config_path="pkg://turnout.conf", config_name=command)(task)()
+    run_hydra(command, overrides, task)
 
 
-def _run(command: str, composed: object, prompt: str | None) -> int:
-    from omegaconf import DictConfig
+def _label(args: Sequence[str]) -> None:
+    """Say which point of a sweep comes now: the overrides that are not the same for all."""
+    from hydra.core.hydra_config import HydraConfig
 
+    mine = [override for override in HydraConfig.get().overrides.task if override not in args]
+    print(f"--- {' '.join(mine)}", flush=True)
+
+
+def _run(command: str, composed: DictConfig, prompt: str | None) -> int:
     from turnout.core import ModelError
     from turnout.server.config import GenerateConfig
 
-    assert isinstance(composed, DictConfig)
     try:
         config = objects(composed, plugins.load())
         if isinstance(config, GenerateConfig) and prompt is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from turnout.core.plugins import SLOTS, PluginError, Plugins
+from turnout.server.cli.keys import did_you_mean, keys_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,38 +31,6 @@ WITH_VALUE = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "
 
 class Usage(Exception):
     """The command line is wrong; the message says how to right it."""
-
-
-def in_order(args: list[str]) -> list[str]:
-    """Overrides first, then Hydra's flags with their values: its parser takes them in no other order."""
-    overrides: list[str] = []
-    flags: list[str] = []
-    for arg in args:
-        value = bool(flags) and flags[-1] in WITH_VALUE
-        (flags if arg.startswith("-") or value else overrides).append(arg)
-    return overrides + flags
-
-
-def is_override(arg: str) -> bool:
-    """Whether an argument of `generate` is a Hydra override or flag rather than the prompt."""
-    key = re.match(r"^[+~]{0,2}([A-Za-z_]\w*)[\w./@:]*=", arg)
-    known = {
-        *SLOTS,
-        "model",
-        "dtype",
-        "device",
-        "limits",
-        "server",
-        "sampling",
-        "prompt",
-        "chat",
-        "record",
-        "record_limit",
-        "experiment",
-        "enforce_eager",
-        "hydra",
-    }
-    return bool(key and key.group(1) in known) or bool(re.match(r"^(-[a-zA-Z]|--[a-z-]+)$", arg)) or arg.startswith("~")
 
 
 def checked(args: list[str], found: Plugins) -> list[str]:
@@ -109,7 +78,11 @@ def _checked(arg: str, found: Plugins, many: bool) -> str:
             if plain is None:
                 known = ", ".join(found.names(slot))
                 raise Usage(f"{slot} takes the name of one choice, got {name!r}. Installed here: {known}")
-            found.get(slot, plain.group(2))
+            try:
+                found.get(slot, plain.group(2))
+            except PluginError as error:
+                near = did_you_mean(plain.group(2), found.names(slot))
+                raise PluginError(f"{slot}={plain.group(2)}{near}\n{error}" if near else str(error)) from error
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -174,7 +147,9 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> DictCon
                 whole = compose(command, kept)
                 place = key if isinstance(OmegaConf.select(whole, key), DictConfig) else parent
                 node = OmegaConf.select(whole, place) if place else whole
-                raise Usage(f"{text}\n{_what_it_takes(node, place, found)}") from error
+                known = [*SLOTS, *(known.name for known in keys_of(whole))]
+                near = "" if key in known else did_you_mean(key, known)
+                raise Usage(f"{text}{near}\n{_what_it_takes(node, place, found)}") from error
             raise Usage(text) from error
         finally:
             GlobalHydra.instance().clear()

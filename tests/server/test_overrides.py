@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.cli.overrides import Usage, checked, in_order, is_override, quoted, try_composing
+from turnout.server.cli.overrides import Usage, checked, quoted, try_composing
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +39,6 @@ def test_a_model_path_reaches_the_configuration_as_it_was_typed(found: plugins.P
 def test_other_values_are_refused_with_the_quoting_that_works(found: plugins.Plugins) -> None:
     with pytest.raises(Usage, match=r"\"server.cors_origins='a=b='\""):
         checked(["server.cors_origins=a=b="], found)
-
-
-@pytest.mark.parametrize(
-    ("arg", "override"),
-    [
-        ("scheduler=fcfs", True),
-        ("sampling.max_tokens=3", True),
-        ("+experiment=x", True),
-        ("enforce_eager=true", True),
-        ("--cfg", True),
-        ("-m", True),
-        ("2+2=4, and 3+3=", False),
-        ("x=5; print(x)", False),
-        ("- a list item", False),
-        ("Hello", False),
-        ("model", False),
-    ],
-)
-def test_a_prompt_is_told_from_an_override(arg: str, override: bool) -> None:
-    assert is_override(arg) is override
-
-
-def test_overrides_and_flags_may_stand_in_any_order() -> None:
-    assert in_order(["--cfg", "job", "a=1", "-m", "b=2"]) == ["a=1", "b=2", "--cfg", "job", "-m"]
 
 
 @pytest.mark.parametrize("slot", list(plugins.SLOTS))
