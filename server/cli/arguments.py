@@ -8,6 +8,7 @@ It composes nothing but a command's defaults, to learn its keys.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections import deque
@@ -17,6 +18,7 @@ from pathlib import Path
 from turnout.core.plugins import SLOTS, Plugins
 from turnout.server.cli.keys import did_you_mean, keys_of
 from turnout.server.cli.overrides import MANY, WITH_VALUE, Usage, try_composing
+from turnout.server.config import GenerateConfig
 
 HELP = ("-h", "--help")
 ALONE = (
@@ -136,8 +138,13 @@ def split_prompt(args: list[str], found: Plugins) -> tuple[list[str], str | None
     flags = next(
         (i for i, word in enumerate(words) if word in ALONE or word.partition("=")[0] in WITH_VALUE), len(words)
     )
-    kinds = _kinds("generate", found)
-    heads = {key.partition(".")[0] for key in kinds} | {"hydra"}
+    heads = {
+        *SLOTS,
+        *(spec.name for spec in dataclasses.fields(GenerateConfig)),
+        "experiment",
+        "enforce_eager",
+        "hydra",
+    }
     kept: list[str] = []
     for word in words[:flags]:
         (kept if is_override(word, heads) else texts).append(word)
@@ -152,7 +159,7 @@ def split_prompt(args: list[str], found: Plugins) -> tuple[list[str], str | None
     if len(texts) > 1:
         raise Usage(f"there is one prompt, in one pair of quotes; {len(texts)} arguments are no overrides: {texts}")
     looks_set = bool(texts) and end == len(args) and re.fullmatch(r"[\w.]+=\S+", texts[0])
-    if looks_set and (near := did_you_mean(texts[0].partition("=")[0], kinds)):
+    if looks_set and (near := did_you_mean(texts[0].partition("=")[0], heads)):
         raise Usage(f"{texts[0]!r} sets nothing{near} A prompt that looks so stands behind --")
     return kept + words[flags:], texts[0] if texts else None
 

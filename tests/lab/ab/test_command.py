@@ -93,7 +93,7 @@ def test_several_sides_make_a_matrix_and_the_worst_of_them_decides(ab: Ab, other
         (["b=[]", "out=no/folder/x.json"], "there is no folder no/folder"),
         (["b=[]", "limits.max_model_len=99999"], "limits.max_model_len is 99999"),
         (["b=[model=no/such]"], "no/such"),
-        (["b=[]", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["b=[]", "--nonsense"], "there is no flag --nonsense"),
     ],
 )
 def test_a_wrong_command_ends_with_64(ab: Ab, args: list[str], complaint: str) -> None:
