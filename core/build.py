@@ -17,7 +17,7 @@ from turnout.core.engine import Engine
 from turnout.core.interfaces import BlockManager
 from turnout.core.model import ModelInfo, ModelLoader, ModelRunner, Progress
 from turnout.core.negotiate import choose_attention, choose_quantizer
-from turnout.core.optional import NamedKernels, PreparedQuantizer, SharingBlocks
+from turnout.core.optional import NamedKernels, NotedModel, PreparedQuantizer, SharingBlocks
 from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
 
@@ -50,6 +50,7 @@ def build_engine(
     served = loader.load(
         info, config.quant, formats, lambda done, total: progress("loading weights", done / max(total, 1))
     )
+    said = served.notes if isinstance(served, NotedModel) else ()
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
     spec, note = KVSpec(info.layers, blocks.block_size, 1, config.kv_cache_dtype), ""
@@ -76,7 +77,7 @@ def build_engine(
         composition=to_container(config, found),
         plugins=_described(config, found),
         versions=plugins.versions(),
-        notes=tuple(n for n in (*info.notes, *chose, note) if n),
+        notes=tuple(n for n in (*info.notes, *said, *chose, note) if n),
     )
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not walk the model's objects in the middle of a step

@@ -18,7 +18,7 @@ from turnout.core.types import Batch, BlockMoves, BlockStats, LayerSpec, Request
 
 __all__ = [
     "AsyncRunner", "BlockMoves", "BlockStats", "DequantizingLinear", "JoiningLinear", "MachineCheck", "NamedKernels",
-    "NativeProduct", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "RankedQuantizer",
+    "NativeProduct", "NotedModel", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "RankedQuantizer",
     "RefreshingPlans", "RefusingBackend", "SharingBlocks", "StackCheck", "Versioned",
 ]  # fmt: skip
 
@@ -181,6 +181,13 @@ class DequantizingLinear(Protocol):
 
 
 @runtime_checkable
+class NotedModel(Protocol):
+    """A loader's model that has something to say of how it was loaded, for the start and `/server_info`."""
+
+    notes: tuple[str, ...]
+
+
+@runtime_checkable
 class NativeProduct(Protocol):
     """A layer of a quantizer: kernels of a whole decoder layer call its product without coming back to Python."""
 
@@ -190,8 +197,9 @@ class NativeProduct(Protocol):
 
     def native_product(self) -> tuple[int, int] | None:
         """(run, data), the address of
-        `void run(const void *data, const float *x, float *out, int64_t rows, int64_t threads)` and its first argument:
-        x [rows, in_features] to out [rows, out_features], contiguous float32 on the CPU, the bias added. None: there is no
+        `int run(const void *data, const float *x, float *out, int64_t rows, int64_t threads)` and its first argument:
+        x [rows, in_features] to out [rows, out_features], contiguous float32 on the CPU, the bias added; it returns
+        0, or 2 where memory is short, and throws nothing. None: there is no
         native kernel for it here. Lays the weights out for the kernel if they are not; the layer keeps `data`, and all it
         points to, alive and in place."""
         ...

@@ -3,6 +3,10 @@
 // Query rows are cut into pieces that give every thread some; a long range of keys with too few rows is split over the
 // threads and its parts are merged, as in Flash-Decoding (pytorch.org/blog/flash-decoding).
 
+#include <atomic>
+#include <memory>
+
+#include "linear.h"
 #include "paged.h"
 
 namespace {
@@ -11,7 +15,7 @@ constexpr int64_t ROWS = 192;  // query rows of one piece of work, or one query'
 
 template <class C>
 struct Attention : Paged<C> {
-    using Paged<C>::p, Paged<C>::t, Paged<C>::outside, Paged<C>::group, Paged<C>::softmax, Paged<C>::visit, Paged<C>::store_new;
+    using Paged<C>::p, Paged<C>::t, Paged<C>::outside, Paged<C>::group, Paged<C>::softmax, Paged<C>::attend_keys, Paged<C>::store_new;
 
     void take_queries(const Work& w, float* q) const {
         for (int64_t r = 0; r < w.num_queries * group; r++)
@@ -23,8 +27,7 @@ struct Attention : Paged<C> {
         return (p.query_start[w.request] + w.first_query + r / group) * p.heads + w.kv_head * group + r % group;
     }
 
-    void finish(const Work& w, const State& state) const {
-        floats scaled(softmax.width);
+    void finish(const Work& w, const State& state, floats& scaled) const {
         for (int64_t r = 0; r < w.num_queries * group; r++) {
             float total = sum(load(state.total + r * LANES)), factor = 1;
             if (t.sinks) {  // one more logit joins the sum, with no value
@@ -42,17 +45,17 @@ struct Attention : Paged<C> {
     // Compute a piece of work: into its state, or the whole of it part by part.
     void compute(const Work& w, Scratch& s, States& kept) const {
         take_queries(w, s.q.data());
-        if (w.state >= 0) return visit(w, w.first_key, w.end_key, s, kept.at(w.state));
+        if (w.state >= 0) return attend_keys(w, w.first_key, w.end_key, s, kept.at(w.state));
         State into = s.states.at(0), part = s.states.at(1);
         int64_t rows = w.num_queries * group;
         for (int first = w.first_key; first == w.first_key || first < w.end_key;) {
             int end = std::min(w.end_key, (first / PART + 1) * PART);
-            visit(w, first, end, s, first == w.first_key ? into : part);
+            attend_keys(w, first, end, s, first == w.first_key ? into : part);
             if (first != w.first_key) merge(into, part, rows, softmax.width);
             if (end <= first) break;  // no keys at all
             first = end;
         }
-        finish(w, into);
+        finish(w, into, s.scaled);
     }
 
     // The work there is: rows in pieces that give every thread some, keys in parts where rows alone don't.
@@ -87,6 +90,7 @@ struct Attention : Paged<C> {
 
     // Parts that were computed apart are merged, in order.
     void join(const std::vector<Work>& work, States& kept) const {
+        floats scaled(softmax.width);
         for (size_t i = 0, j; i < work.size(); i = j) {
             const Work& w = work[i];
             j = i + 1;
@@ -96,7 +100,7 @@ struct Attention : Paged<C> {
                 return o.state >= 0 && o.request == w.request && o.kv_head == w.kv_head && o.first_query == w.first_query;
             };
             for (; j < work.size() && same(work[j]); j++) merge(into, kept.at(work[j].state), group, softmax.width);
-            finish(w, into);
+            finish(w, into, scaled);
         }
     }
 
@@ -109,24 +113,29 @@ struct Attention : Paged<C> {
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return work[a].cost > work[b].cost; });
         States kept(num_states, group, softmax.width);
         int threads = total * p.dim < 65536 ? 1 : (int)p.threads;
+        std::atomic<bool> short_of_memory{false};
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
-            Scratch scratch(rows, p.dim, softmax.width);
+            std::unique_ptr<Scratch> scratch;
+            if (guarded([&] { scratch.reset(new Scratch(rows, p.dim, softmax.width)); }) != DONE) short_of_memory = true;
+#pragma omp barrier
+            if (!short_of_memory) {  // all threads see the same, and share the loop or none does
 #pragma omp for schedule(dynamic)
-            for (size_t i = 0; i < order.size(); i++) compute(work[order[i]], scratch, kept);
+                for (size_t i = 0; i < order.size(); i++) compute(work[order[i]], *scratch, kept);
+            }
         }
+        if (short_of_memory) throw std::bad_alloc();
         join(work, kept);
     }
 };
 
 template <class Q>
-bool run_with(const Plan& p, const Tensors& t, int cache) {
+int run_with(const Plan& p, const Tensors& t, int cache) {
     static const Outside outside = outside_of<Q>();
-    if (cache == 0) Attention<Q>{p, t, outside}.run();
-    else if (cache == 1) Attention<Int8>{p, t, outside}.run();
-    else if (cache == 2) Attention<Float8>{p, t, outside}.run();
-    else return false;
-    return true;
+    if (cache == 0) return guarded([&] { Attention<Q>{p, t, outside}.run(); });
+    if (cache == 1) return guarded([&] { Attention<Int8>{p, t, outside}.run(); });
+    if (cache == 2) return guarded([&] { Attention<Float8>{p, t, outside}.run(); });
+    return UNKNOWN;
 }
 
 }  // namespace
@@ -134,13 +143,12 @@ bool run_with(const Plan& p, const Tensors& t, int cache) {
 extern "C" {
 
 // Store k and v at the plan's slots, then attend. dtype of q, k, v and out: 0 float32, 1 bfloat16, 2 float16; cache: 0 as
-// dtype, 1 int8, 2 float8 (e4m3fn). Returns 0, or 1 for other numbers.
+// dtype, 1 int8, 2 float8 (e4m3fn). A Status: UNKNOWN for other numbers.
 int turnout_attend(const Plan* plan, const Tensors* tensors, int dtype, int cache) {
-    bool known = false;
-    if (dtype == 0) known = run_with<Float32>(*plan, *tensors, cache);
-    if (dtype == 1) known = run_with<BFloat16>(*plan, *tensors, cache);
-    if (dtype == 2) known = run_with<Float16>(*plan, *tensors, cache);
-    return known ? 0 : 1;
+    if (dtype == 0) return run_with<Float32>(*plan, *tensors, cache);
+    if (dtype == 1) return run_with<BFloat16>(*plan, *tensors, cache);
+    if (dtype == 2) return run_with<Float16>(*plan, *tensors, cache);
+    return UNKNOWN;
 }
 
 }

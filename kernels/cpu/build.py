@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent  # of the *.cpp and *.h
@@ -34,6 +35,12 @@ def compiler() -> str | None:
     return shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
 
 
+@functools.cache
+def version(tool: str) -> str:
+    """What the compiler says it is: another version may compile another library."""
+    return subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+
 def sources() -> list[Path]:
     return sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))
 
@@ -42,8 +49,9 @@ def flags(march: str) -> list[str]:
     return [*FLAGS, f"-march={march}"]
 
 
-def compile_library(tool: str, march: str, target: Path) -> None:
-    """Make `target`, whole or not at all, whoever else makes it at the same time. Raises CompileError."""
+def compile_library(tool: str, march: str, target: Path, finish: Callable[[Path], None] = lambda made: None) -> None:
+    """Make `target`, whole or not at all, whoever else makes it at the same time; `finish` sees it before it gets its
+    name. Raises CompileError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         folder = Path(scratch)
@@ -56,7 +64,9 @@ def compile_library(tool: str, march: str, target: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = list(pool.map(compiled, sorted(FOLDER.glob("*.cpp"))))
         _run(tool, *flags(march), "-shared", "-o", str(folder / target.name), *parts)
-        (folder / target.name).replace(target)
+        made_whole = folder / target.name
+        finish(made_whole)
+        made_whole.replace(target)
 
 
 def _run(tool: str, *arguments: str) -> None:

@@ -170,6 +170,29 @@ static inline void narrow(const float* from, typename E::stored* p, int64_t n) {
     std::memcpy(p + i, rest, (n - i) * sizeof rest[0]);
 }
 
+// What the tensors that kernels are given and fill are made of; they compute in float32.
+struct Outside {
+    int64_t size;  // bytes
+    void (*widen)(const void*, float*, int64_t);
+    void (*narrow)(const float*, void*, int64_t);
+};
+
+template <class E>
+static constexpr Outside outside_of() {
+    typedef typename E::stored stored;
+    return {
+        sizeof(stored),
+        [](const void* from, float* to, int64_t n) { widen<E>(static_cast<const stored*>(from), to, n); },
+        [](const float* from, void* to, int64_t n) { narrow<E>(from, static_cast<stored*>(to), n); },
+    };
+}
+
+// By the number that stands for a float type: 0 float32, 1 bfloat16, 2 float16
+static inline const Outside& outside_numbered(int64_t dtype) {
+    static constexpr Outside known[] = {outside_of<Float32>(), outside_of<BFloat16>(), outside_of<Float16>()};
+    return known[dtype];
+}
+
 // The scale of n floats kept as E; 0 when all are 0; NaN and infinity stay visible in it.
 template <class E>
 static inline float scale_of(const float* from, int64_t n) {

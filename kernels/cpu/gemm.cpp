@@ -65,7 +65,7 @@ void turnout_pack(const float* weight, float* to, int64_t outs, int64_t ins) {
                 to[(panel * ins + i) * PANEL + j] = o < outs ? weight[o * ins + i] : 0.0f;
 }
 
-void turnout_gemm(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
+int turnout_gemm(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
     const Packed& p = *static_cast<const Packed*>(data);
     int64_t panels = (p.outs + PANEL - 1) / PANEL, tiles = (rows + MOST - 1) / MOST;
     int64_t pieces = std::max<int64_t>(1, tiles / DEEP);  // of the rows
@@ -77,5 +77,6 @@ void turnout_gemm(const void* data, const float* x, float* out, int64_t rows, in
             tile_of<MOST>(end - begin, p, panel, x + begin * p.ins, out + begin * p.outs);
         }
     }
+    return DONE;
 }
 }

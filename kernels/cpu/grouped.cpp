@@ -263,24 +263,14 @@ inline void round_block(const float* x, int8_t* codes, float& step, int32_t& tot
     for (int i = 0; i < LANES; i++) total += count[i];
 }
 
-}  // namespace
-
-extern "C" {
-
-// x [rows, ins] -> out [rows, outs]
-void turnout_grouped(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
-    const Grouped& w = *static_cast<const Grouped*>(data);
+void compute(const Grouped& w, const float* x, float* out, int64_t rows, int64_t threads) {
     const int64_t block = w.group % 32 || w.exact ? 16 : 32, blocks = w.ins / block, groups = w.ins / w.group;
     thread_local std::vector<float> floats;
     thread_local std::vector<int8_t> small;
     thread_local std::vector<int32_t> counts;
-    auto room = [](auto& scratch, size_t size) { if (scratch.size() < size) scratch.resize(size); };
-    room(floats, rows * (w.ins + blocks + groups));
-    room(small, rows * w.ins);
-    room(counts, rows * blocks);
-    float *values = floats.data(), *steps = values + rows * w.ins, *sums = steps + rows * blocks;
-    int8_t* rounded = small.data();
-    int32_t* totals = counts.data();
+    float *values = at_least(floats, rows * (w.ins + blocks + groups)), *steps = values + rows * w.ins, *sums = steps + rows * blocks;
+    int8_t* rounded = at_least(small, rows * w.ins);
+    int32_t* totals = at_least(counts, rows * blocks);
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * w.ins > 16384)
     for (int64_t r = 0; r < rows; r++) {
         const float* from = x + r * w.ins;
@@ -311,6 +301,15 @@ void turnout_grouped(const void* data, const float* x, float* out, int64_t rows,
         case 6: return product<4, 2>(w, inputs, out, rows, threads);
         case 8: return product<8, 0>(w, inputs, out, rows, threads);
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [rows, ins] -> out [rows, outs]. A `Product` of linear.h.
+int turnout_grouped(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
+    return guarded([&] { compute(*static_cast<const Grouped*>(data), x, out, rows, threads); });
 }
 
 }

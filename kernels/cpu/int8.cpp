@@ -14,8 +14,7 @@
 #include <immintrin.h>
 #endif
 #if defined(__AMX_INT8__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "amx.h"
 #define TILES 1
 #endif
 
@@ -246,38 +245,6 @@ void all_rows(const Int8& p, const Quantized& q, int64_t rows, int64_t panel, fl
 #ifdef TILES
 constexpr int64_t FEW = 4;  // up to so many rows, a tile is mostly air
 
-struct alignas(64) TileConfig {  // as LDTILECFG reads it
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
-// Linux grants tiles to a process that asks (Documentation/arch/x86/xstate.rst)
-bool may_use_tiles() {
-    static const bool granted = [] {
-        constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
-        return syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
-    }();
-    return granted;
-}
-
-// Tiles 0-3: sums, 4-5: activations, 6-7: weights. Others in this process (oneDNN) have settings of their own: kept.
-struct Tiles {
-    TileConfig before;
-    explicit Tiles(int64_t rows) {
-        _tile_storeconfig(&before);
-        TileConfig mine;
-        for (int t = 0; t < 8; t++) mine.bytes[t] = 64, mine.rows[t] = t < 6 ? rows : 16;
-        _tile_loadconfig(&mine);
-    }
-    ~Tiles() {
-        if (before.palette)
-            _tile_loadconfig(&before);
-        else
-            _tile_release();
-    }
-};
-
 // A blocks of up to 16 rows times P panels
 template <int A, int P>
 void tile_rows(const Int8& p, const Quantized& q, int64_t row, int64_t rows, int64_t panel, float* out) {
@@ -318,23 +285,12 @@ void all_tiles(const Int8& p, const Quantized& q, int64_t rows, int64_t panel, f
 }
 #endif
 
-}  // namespace
-
-extern "C" {
-
-// x [rows, ins] float32 -> out [rows, outs]: quantized, multiplied, scaled back, in one go.
-// A `Product` of linear.h.
-void turnout_int8(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
-    const Int8& p = *static_cast<const Int8*>(data);
+void product(const Int8& p, const float* x, float* out, int64_t rows, int64_t threads) {
     const int64_t padded = up(p.ins, STEP), held = up(rows, 32), panels = up(p.outs, PANEL) / PANEL;
-    thread_local std::vector<Code> codes;
+    thread_local std::vector<Code, Aligned<Code>> codes;
     thread_local std::vector<float> scales;
     thread_local std::vector<int32_t> totals;
-    codes.resize(held * padded + 64);
-    scales.resize(rows);
-    totals.resize(rows);
-    auto aligned = reinterpret_cast<Code*>(up(reinterpret_cast<intptr_t>(codes.data()), 64));
-    const Quantized q = {aligned, scales.data(), totals.data(), padded};
+    const Quantized q = {at_least(codes, held * padded), at_least(scales, rows), at_least(totals, rows), padded};
     const bool alone = threads <= 1 || rows * p.ins * p.outs < 65536;
 #pragma omp parallel num_threads(threads) if (!alone)
     {
@@ -360,6 +316,16 @@ void turnout_int8(const void* data, const float* x, float* out, int64_t rows, in
                     for (int64_t one = n; one < std::min(n + 2, panels); one++) all_rows<1>(p, q, rows, one, out);
         }
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [rows, ins] float32 -> out [rows, outs]: quantized, multiplied, scaled back, in one go.
+// A `Product` of linear.h.
+int turnout_int8(const void* data, const float* x, float* out, int64_t rows, int64_t threads) {
+    return guarded([&] { product(*static_cast<const Int8*>(data), x, out, rows, threads); });
 }
 
 // Which instructions the products use here, for a message.

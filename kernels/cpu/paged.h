@@ -1,4 +1,4 @@
-// A layer's paged cache: how it lies, how new keys and values get in, and how rows of queries visit it.
+// A layer's paged cache: how it lies, how new keys and values get in, and how rows of queries attend to it.
 //
 // It holds for each block and key head first the keys turned, then, apart, the values:
 //
@@ -60,30 +60,13 @@ struct States {
 };
 
 struct Scratch {  // of a thread
-    floats q, logits, keys, values, k_scale, v_scale;
+    floats q, logits, keys, values, k_scale, v_scale, scaled;
     States states;
     Scratch(int64_t rows, int64_t dim, int64_t width)
-        : q(rows * dim), logits(FEW * TILE), keys(dim * TILE), values(TILE * width), k_scale(TILE), v_scale(TILE), states(2, rows, width) {}
+        : q(rows * dim), logits(FEW * TILE), keys(dim * TILE), values(TILE * width), k_scale(TILE), v_scale(TILE), scaled(width), states(2, rows, width) {}
 };
 
-// What queries, new keys and values, and the output are made of.
-struct Outside {
-    int64_t size;  // bytes
-    void (*widen)(const void*, float*, int64_t);
-    void (*narrow)(const float*, void*, int64_t);
-};
-
-template <class E>
-constexpr Outside outside_of() {
-    typedef typename E::stored stored;
-    return {
-        sizeof(stored),
-        [](const void* from, float* to, int64_t n) { widen<E>(static_cast<const stored*>(from), to, n); },
-        [](const float* from, void* to, int64_t n) { narrow<E>(from, static_cast<stored*>(to), n); },
-    };
-}
-
-// Storing into a layer's cache of C, and a visit of some rows to its keys and values.
+// Storing into a layer's cache of C, and attention of some rows to its keys and values.
 template <class C>
 struct Paged {
     typedef typename C::stored Inside;
@@ -106,40 +89,48 @@ struct Paged {
 
     // Write new keys and values to their slots.
     void store_new() const {
+        const int64_t longest = std::max(p.dim, p.v_dim);
         int threads = p.num_tokens * p.kv_heads * p.dim < 65536 ? 1 : (int)p.threads;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-        for (int64_t i = 0; i < p.num_tokens * p.kv_heads; i++) {
-            int64_t slot = p.slots[i / p.kv_heads];
-            int64_t head = slot / p.block_size * p.kv_heads + i % p.kv_heads, offset = slot % p.block_size;
-            Inside* key = static_cast<Inside*>(t.keys) + head * p.dim * p.block_size + offset;
-            Inside* value = static_cast<Inside*>(t.values) + (head * p.block_size + offset) * p.v_dim;
-            const char* k = static_cast<const char*>(t.k) + i * p.dim * outside.size;
-            const char* v = static_cast<const char*>(t.v) + i * p.v_dim * outside.size;
-            if constexpr (C::SCALED) {
-                std::vector<Inside> codes(p.dim);
-                t.k_scales[head * p.block_size + offset] = quantize(k, codes.data(), p.dim);
-                t.v_scales[head * p.block_size + offset] = quantize(v, value, p.v_dim);
-                for (int64_t d = 0; d < p.dim; d++) key[d * p.block_size] = codes[d];
-            } else {
-                const Inside* same = reinterpret_cast<const Inside*>(k);
-                for (int64_t d = 0; d < p.dim; d++) key[d * p.block_size] = same[d];
-                std::memcpy(value, v, p.v_dim * sizeof(Inside));
-            }
+        floats room(C::SCALED ? 2 * threads * full(longest) : 0);  // of each thread: a key or value widened, and its codes
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+        for (int64_t part = 0; part < threads; part++) {
+            float* wide = room.data() + (C::SCALED ? 2 * part * full(longest) : 0);
+            const int64_t all = p.num_tokens * p.kv_heads;
+            for (int64_t i = all * part / threads; i < all * (part + 1) / threads; i++) store_one(i, wide, full(longest));
         }
     }
 
-    float quantize(const void* from, Inside* to, int64_t n) const {
-        std::vector<float> wide(n);
-        outside.widen(from, wide.data(), n);
-        float scale = scale_of<C>(wide.data(), n);
+    // Token i / kv_heads, key head i % kv_heads
+    void store_one(int64_t i, float* wide, int64_t longest) const {
+        int64_t slot = p.slots[i / p.kv_heads];
+        int64_t head = slot / p.block_size * p.kv_heads + i % p.kv_heads, offset = slot % p.block_size;
+        Inside* key = static_cast<Inside*>(t.keys) + head * p.dim * p.block_size + offset;
+        Inside* value = static_cast<Inside*>(t.values) + (head * p.block_size + offset) * p.v_dim;
+        const char* k = static_cast<const char*>(t.k) + i * p.dim * outside.size;
+        const char* v = static_cast<const char*>(t.v) + i * p.v_dim * outside.size;
+        if constexpr (C::SCALED) {
+            Inside* codes = reinterpret_cast<Inside*>(wide + longest);
+            t.k_scales[head * p.block_size + offset] = quantize(k, wide, codes, p.dim);
+            t.v_scales[head * p.block_size + offset] = quantize(v, wide, value, p.v_dim);
+            for (int64_t d = 0; d < p.dim; d++) key[d * p.block_size] = codes[d];
+        } else {
+            const Inside* same = reinterpret_cast<const Inside*>(k);
+            for (int64_t d = 0; d < p.dim; d++) key[d * p.block_size] = same[d];
+            std::memcpy(value, v, p.v_dim * sizeof(Inside));
+        }
+    }
+
+    float quantize(const void* from, float* wide, Inside* to, int64_t n) const {
+        outside.widen(from, wide, n);
+        float scale = scale_of<C>(wide, n);
         for (int64_t d = 0; d < n; d++) wide[d] = scale > 0 ? wide[d] / scale : 0.0f;
-        narrow<C>(wide.data(), to, n);
+        narrow<C>(wide, to, n);
         return scale;
     }
 
     // logits[N, keys of V vectors] from keys where they lie, `at[i]` the first of each vector. `next` is read after that.
     template <int N, int V>
-    void dots_part(const float* q, const Inside* const* at, const Inside* const* next, float* logits) const {
+    void score_keys(const float* q, const Inside* const* at, const Inside* const* next, float* logits) const {
         const Inside* from[V];
         for (int i = 0; i < V; i++) from[i] = at[i];
         for (int64_t first = 0; first < p.dim; first += DEPTH) {
@@ -168,7 +159,7 @@ struct Paged {
 
     // out[N, v_dim] += weights . values where they lie: V vectors from `d` on. `next` is read after that.
     template <int N, int V>
-    void gather_part(const float* weights, const Inside* const* at, const Inside* const* next, int lo, int hi, int64_t d, float* out) const {
+    void accumulate_values(const float* weights, const Inside* const* at, const Inside* const* next, int lo, int hi, int64_t d, float* out) const {
         vec acc[N][V];
         for (int r = 0; r < N; r++)
             for (int i = 0; i < V; i++) acc[r][i] = (vec){};
@@ -195,7 +186,7 @@ struct Paged {
 
     // The last values, fewer than a vector: the row is not read past its end
     template <int N>
-    void gather_rest(const float* weights, const Inside* const* at, int lo, int hi, int64_t d, float* out) const {
+    void accumulate_rest(const float* weights, const Inside* const* at, int lo, int hi, int64_t d, float* out) const {
         vec acc[N];
         for (int r = 0; r < N; r++) acc[r] = (vec){};
         for (int k = lo; k < hi; k++) {
@@ -209,9 +200,9 @@ struct Paged {
         }
     }
 
-    // N rows visit one tile, keys first..first + num of the request, in place. Each row sees lo[r]..hi[r] of it.
+    // N rows attend to one tile, keys first..first + num of the request, in place. Each row sees lo[r]..hi[r] of it.
     template <int N>
-    void visit_in_place(const Work& w, int first, int num, const int* lo, const int* hi, Scratch& s, const State& state) const {
+    void attend_tile_in_place(const Work& w, int first, int num, const int* lo, const int* hi, Scratch& s, const State& state) const {
         constexpr int V = N <= TALL ? WIDE : WIDE / 2;
         const Inside *key[VECS], *value[VECS], *next[VECS];
         int vectors = (num + LANES - 1) / LANES;
@@ -227,14 +218,14 @@ struct Paged {
             }
         }
         int i = 0;
-        for (; i + V <= vectors; i += V) dots_part<N, V>(s.q.data(), key + i, value + i, s.logits.data() + i * LANES);
-        for (; i < vectors; i++) dots_part<N, 1>(s.q.data(), key + i, value + i, s.logits.data() + i * LANES);
-        soften_rows(N, 0, lo, hi, s, state);
+        for (; i + V <= vectors; i += V) score_keys<N, V>(s.q.data(), key + i, value + i, s.logits.data() + i * LANES);
+        for (; i < vectors; i++) score_keys<N, 1>(s.q.data(), key + i, value + i, s.logits.data() + i * LANES);
+        softmax_rows(N, 0, lo, hi, s, state);
         int from = lo[0], to = hi[N - 1];
         int64_t d = 0;
-        for (; d + V * LANES <= p.v_dim; d += V * LANES) gather_part<N, V>(s.logits.data(), value, next, from, to, d, state.out);
-        for (; d + LANES <= p.v_dim; d += LANES) gather_part<N, 1>(s.logits.data(), value, next, from, to, d, state.out);
-        if (d < p.v_dim) gather_rest<N>(s.logits.data(), value, from, to, d, state.out);
+        for (; d + V * LANES <= p.v_dim; d += V * LANES) accumulate_values<N, V>(s.logits.data(), value, next, from, to, d, state.out);
+        for (; d + LANES <= p.v_dim; d += LANES) accumulate_values<N, 1>(s.logits.data(), value, next, from, to, d, state.out);
+        if (d < p.v_dim) accumulate_rest<N>(s.logits.data(), value, from, to, d, state.out);
     }
 
     void take_scales(Place at, int k, int num, Scratch& s) const {
@@ -243,9 +234,9 @@ struct Paged {
         std::memcpy(s.v_scale.data() + k, t.v_scales + first, num * sizeof(float));
     }
 
-    void soften_rows(int rows, int64_t row, const int* lo, const int* hi, Scratch& s, const State& state) const {
+    void softmax_rows(int rows, int64_t row, const int* lo, const int* hi, Scratch& s, const State& state) const {
         for (int r = 0; r < rows; r++)
-            soften<C>(
+            online_softmax<C>(
                 s.logits.data() + r * TILE, lo[r], hi[r], softmax, s.k_scale.data(), s.v_scale.data(), state.best + row + r,
                 state.total + (row + r) * LANES, state.out + (row + r) * softmax.width);
     }
@@ -269,9 +260,9 @@ struct Paged {
         }
     }
 
-    // N rows from `row` on visit the unpacked tile.
+    // N rows from `row` on attend to the unpacked tile.
     template <int N>
-    void visit_unpacked(int64_t row, const int* lo, const int* hi, Scratch& s, const State& state) const {
+    void attend_unpacked_tile(int64_t row, const int* lo, const int* hi, Scratch& s, const State& state) const {
         int from = TILE, to = 0;
         for (int r = 0; r < N; r++)
             if (lo[r] < hi[r]) from = std::min(from, lo[r]), to = std::max(to, hi[r]);
@@ -281,14 +272,14 @@ struct Paged {
             product<N>(
                 s.q.data() + row * p.dim + d, p.dim, s.keys.data() + d * TILE, TILE, std::min<int64_t>(DEPTH, p.dim - d),
                 (to + LANES - 1) / LANES, logits, TILE, d > 0);
-        soften_rows(N, row, lo, hi, s, state);
+        softmax_rows(N, row, lo, hi, s, state);
         product<N>(
             logits + from, TILE, s.values.data() + from * softmax.width, softmax.width, to - from, softmax.width / LANES,
             state.out + row * softmax.width, softmax.width, true);
     }
 
-    // All rows visit the keys of one part.
-    void visit(const Work& w, int first_key, int end_key, Scratch& s, const State& state) const {
+    // All rows attend to the keys of one part.
+    void attend_keys(const Work& w, int first_key, int end_key, Scratch& s, const State& state) const {
         int rows = w.num_queries * group, queries = p.query_start[w.request + 1] - p.query_start[w.request];
         int position = p.kv_lens[w.request] - queries + w.first_query;  // of the first row
         bool in_place = rows <= FEW && p.block_size % LANES == 0;
@@ -304,20 +295,20 @@ struct Paged {
                     lo[r] = p.window ? std::max<int64_t>(0, std::min<int64_t>(hi[r], sees - p.window)) : 0;
                 }
                 switch (in_place ? n : -n) {
-                    case 1: visit_in_place<1>(w, first, num, lo, hi, s, state); break;
-                    case 2: visit_in_place<2>(w, first, num, lo, hi, s, state); break;
-                    case 3: visit_in_place<3>(w, first, num, lo, hi, s, state); break;
-                    case 4: visit_in_place<4>(w, first, num, lo, hi, s, state); break;
-                    case 5: visit_in_place<5>(w, first, num, lo, hi, s, state); break;
-                    case 6: visit_in_place<6>(w, first, num, lo, hi, s, state); break;
-                    case 7: visit_in_place<7>(w, first, num, lo, hi, s, state); break;
-                    case 8: visit_in_place<8>(w, first, num, lo, hi, s, state); break;
-                    case -1: visit_unpacked<1>(row, lo, hi, s, state); break;
-                    case -2: visit_unpacked<2>(row, lo, hi, s, state); break;
-                    case -3: visit_unpacked<3>(row, lo, hi, s, state); break;
-                    case -4: visit_unpacked<4>(row, lo, hi, s, state); break;
-                    case -5: visit_unpacked<5>(row, lo, hi, s, state); break;
-                    case -6: visit_unpacked<6>(row, lo, hi, s, state); break;
+                    case 1: attend_tile_in_place<1>(w, first, num, lo, hi, s, state); break;
+                    case 2: attend_tile_in_place<2>(w, first, num, lo, hi, s, state); break;
+                    case 3: attend_tile_in_place<3>(w, first, num, lo, hi, s, state); break;
+                    case 4: attend_tile_in_place<4>(w, first, num, lo, hi, s, state); break;
+                    case 5: attend_tile_in_place<5>(w, first, num, lo, hi, s, state); break;
+                    case 6: attend_tile_in_place<6>(w, first, num, lo, hi, s, state); break;
+                    case 7: attend_tile_in_place<7>(w, first, num, lo, hi, s, state); break;
+                    case 8: attend_tile_in_place<8>(w, first, num, lo, hi, s, state); break;
+                    case -1: attend_unpacked_tile<1>(row, lo, hi, s, state); break;
+                    case -2: attend_unpacked_tile<2>(row, lo, hi, s, state); break;
+                    case -3: attend_unpacked_tile<3>(row, lo, hi, s, state); break;
+                    case -4: attend_unpacked_tile<4>(row, lo, hi, s, state); break;
+                    case -5: attend_unpacked_tile<5>(row, lo, hi, s, state); break;
+                    case -6: attend_unpacked_tile<6>(row, lo, hi, s, state); break;
                 }
                 row += n;
             }

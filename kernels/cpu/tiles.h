@@ -8,7 +8,7 @@
 
 #include "elements.h"
 
-constexpr int TILE = 64;                    // keys visited together
+constexpr int TILE = 64;                    // keys attended to together
 constexpr int VECS = TILE / LANES;
 constexpr int WIDE = LANES == 16 ? 4 : 2;   // vectors of a tile held in registers, for TALL rows
 constexpr int TALL = 6;
@@ -18,7 +18,7 @@ constexpr int PART = 512;                   // keys whose softmax is computed ap
 constexpr float NEVER = -INFINITY;
 constexpr float LOG2E = 1.44269504f;        // weights are powers of two
 
-// What is known of some rows while their keys are visited.
+// What is known of some rows while they attend to keys.
 struct State {
     float *best, *total, *out;  // [rows]: largest logit; [rows, LANES]: sums of weights; [rows, width]: of weighted values
 };
@@ -69,7 +69,7 @@ static inline float power_of_two(float below_zero) { return exp2_below_zero(all(
 // One row's products with a tile of keys become weights; what was summed before is rescaled. It sees keys lo..hi of the
 // tile. Scales of an 8-bit cache: k_scale multiplies the products, v_scale the weights after they were summed.
 template <class C>
-__attribute__((noinline)) void soften(float* row, int lo, int hi, const Softmax& s, const float* k_scale, const float* v_scale, float* best, float* total, float* out) {
+__attribute__((noinline)) void online_softmax(float* row, int lo, int hi, const Softmax& s, const float* k_scale, const float* v_scale, float* best, float* total, float* out) {
     vec x[VECS], top = all(NEVER);
     for (int i = 0; i < VECS; i++) {
         x[i] = load(row + i * LANES) * s.by;

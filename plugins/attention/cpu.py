@@ -124,8 +124,10 @@ class CpuAttention:
         pointers = NativeTensors(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
         kept = cache[0].dtype
         assert kept in CACHES or kept == q.dtype, f"a cache of {kept} for queries of {q.dtype}"
-        unknown = self._attend(ctypes.byref(plan.native), ctypes.byref(pointers), KINDS[q.dtype], CACHES.get(kept, 0))
-        assert not unknown, f"the kernels know no {q.dtype} over {kept}"
+        assert all(t is None or t.device.type == "cpu" and t.is_contiguous() for t in tensors), "on the CPU, end to end"
+        native.check(
+            self._attend(ctypes.byref(plan.native), ctypes.byref(pointers), KINDS[q.dtype], CACHES.get(kept, 0))
+        )
         return out
 
 

@@ -19,11 +19,17 @@ from turnout.core import ModelError, ModelInfo, Quantizer
 from turnout.core.model import Attend, Format, TensorSource
 from turnout.core.optional import NativeProduct, PackedQuantizer
 from turnout.kernels import cpu as native
+from turnout.kernels.cpu.linear import FLOATS
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
-from turnout.plugins.loader.dtypes import pick_device, pick_dtype
+from turnout.plugins.loader.dtypes import pick_device, pick_dtype, short
 from turnout.plugins.loader.shards import Shards
 from turnout.plugins.loader.source import packed_source
 
+PRODUCTS = {  # `native.bfloat16_products`
+    "widen": "float32 units, widened on the way",
+    "dot": "AVX512-BF16",
+    "tiles": "AMX tiles",
+}
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
 
@@ -39,8 +45,8 @@ class Info(ModelInfo):
 class Model:
     """The model with its weights."""
 
-    def __init__(self, info: Info, net: Any) -> None:
-        self.info, self._net = info, net
+    def __init__(self, info: Info, net: Any, notes: tuple[str, ...] = ()) -> None:
+        self.info, self._net, self.notes = info, net, notes
         self._bound = _Bound()
         if not info.passes_keywords:
             for module in net.modules():
@@ -73,7 +79,8 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
     shards = Shards(Path(path))
     where = pick_device(device)
     stored = getattr(text, "dtype", None) or getattr(config, "dtype", None) or shards.dtype()
-    kind, reason = pick_dtype(dtype, stored, where)
+    quantization = skeleton.quantization(config, text)
+    kind, reason = pick_dtype(dtype, stored, where, quantization is not None)
     max_len, notes = skeleton.max_len(text)
     calls: list[probe.Call] = []
     probe.register_trial(calls)
@@ -90,7 +97,7 @@ def inspect(path: str, dtype: str = "auto", device: str = "auto") -> Info:
         dtype_reason=reason,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in net.parameters()),
-        quantization=skeleton.quantization(config, text),
+        quantization=quantization,
         passes_keywords=found.passes_keywords,
         notes=(reason, *notes, *(f"config.json: {warning}" for warning in warnings)),
     )
@@ -123,17 +130,29 @@ def load(
     quantized = packed or method is not None
     weights.fill(net, stored, quantizer, info.dtype, info.device, quantized, progress or (lambda done, total: None))
     fuse.fuse(net)
-    native_here = info.device.type == "cpu" and info.dtype == torch.float32 and not info.traced
-    if native_here and native.obstacle() is None:
-        native_ops.exchange(net)
-        if info.passes_keywords:
-            native_layer.exchange_layers(net)
-        for module in net.modules():
-            if isinstance(module, NativeProduct):
-                module.native_product()  # lays the weights out for their kernel: now, not in a step
-    model = Model(info, net)
+    model = Model(info, net, notes=_exchange(info, net))
     _check_rows(model)
     return model
+
+
+def _exchange(info: Info, net: Any) -> tuple[str, ...]:
+    """Exchange what native kernels compute faster, in place; says what was, and why the rest was not."""
+    if info.device.type != "cpu":
+        return ()
+    kernels = native.obstacle()
+    if info.traced or info.dtype not in FLOATS or kernels:
+        why = "the model is traced" if info.traced else kernels or f"they compute no {short(info.dtype)}"
+        return (f"native layers: none, {why}",)
+    native_ops.exchange(net)
+    for module in net.modules():
+        if isinstance(module, NativeProduct):
+            module.native_product()  # lays the weights out for their kernel: now, not in a step
+    if not info.passes_keywords:
+        return ("native layers: none, the model's layers drop the arguments that name their attention",)
+    said = native_layer.exchange_layers(net, info.dtype)
+    if info.dtype == torch.bfloat16:
+        said += f"; bfloat16 products by {PRODUCTS[native.bfloat16_products()]}"
+    return (said,)
 
 
 def _attention(

@@ -3,7 +3,7 @@
 Activations are rounded to 8-bit floats too, with scales as `Activations` says: what a GPU's matrix units multiply. A
 device without them rounds the same way and multiplies in floats, so answers agree. Weights stay 8-bit in memory. It
 knows no checkpoint format. "torch" widens some rows of the weights at a time and runs anywhere; "native" does so by our C++ on a CPU (fp8.cpp); "scaled_mm" is
-`torch._scaled_mm`, on GPUs with 8-bit floats, for scales that cover whole rows; "triton" is ours (scaled_triton.py), on
+`torch._scaled_mm`, on GPUs with 8-bit floats, for scales that cover whole rows; "triton" is ours (kernels/triton/scaled.py), on
 any GPU, for blocks too.
 """
 
@@ -240,7 +240,7 @@ def _in_floats(layer: Fp8Linear, x: Tensor) -> Tensor:
 
 
 def _triton(layer: Fp8Linear, x: Tensor) -> Tensor:
-    from turnout.plugins.quant.scaled_triton import encode, product
+    from turnout.kernels.triton.scaled import encode, product
 
     block = layer.block if layer.scales.shape[1] > 1 else None
     return product(encode(x, CODE, block), layer.codes, layer.scales, block, torch.float32)

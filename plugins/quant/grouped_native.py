@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turnout.kernels import cpu as native
 from turnout.kernels.cpu import pages
-from turnout.kernels.cpu.linear import Descriptor
+from turnout.kernels.cpu.linear import FLOATS
 from turnout.plugins.quant.grouped import Grouped, unpack
 
 PANEL, CHUNK = 16, 16  # outputs side by side; inputs laid out together: `PANEL` and `CHUNK` of grouped.cpp
@@ -42,15 +42,14 @@ class Arranged(NamedTuple):
     zero: int | None  # offsets are -zero * scales and not kept; None: they are kept
     data: _Data  # without bias and order, which `Grouped.forward` sees to
     whole: _Data  # with them
-    descriptor: Descriptor  # of `whole`, for kernels that call this one
 
 
 def obstacle(layer: Grouped, dtype: torch.dtype) -> str | None:
     """Why this kernel can't compute the layer for inputs of `dtype`; None: it can."""
     if layer.scales.device.type != "cpu":
         return f"it runs on the CPU, the layer is on {layer.scales.device}"
-    if dtype != torch.float32:
-        return f"it computes in float32, not {str(dtype).removeprefix('torch.')}"
+    if dtype not in FLOATS:
+        return f"it computes for float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if layer.bits not in SPLIT:
         return f"it has no layout for {layer.bits} bits"
     if layer.group % CHUNK:
@@ -59,17 +58,18 @@ def obstacle(layer: Grouped, dtype: torch.dtype) -> str | None:
 
 
 def product(layer: Grouped, x: Tensor) -> Tensor:
-    """x: contiguous float32 [T, in], already in the layer's order; returns float32 [T, out], the bias left out."""
-    out = torch.empty(x.shape[0], layer.out_features)
+    """x: contiguous [T, in], already in the layer's order; returns [T, out] in x's type, the bias left out."""
+    wide, out = x.float(), torch.empty(x.shape[0], layer.out_features)
     data = ctypes.addressof(arranged(layer).data)
-    _library().turnout_grouped(data, x.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads())
-    return out
+    native.check(_library().turnout_grouped(data, wide.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads()))
+    return out.to(x.dtype)
 
 
 def native_product(layer: Grouped) -> tuple[int, int]:
     """The layer, bias and order included, as other kernels call it: (run, data)."""
-    descriptor = arranged(layer).descriptor
-    return descriptor.run, descriptor.data
+    run = ctypes.cast(_library().turnout_grouped, ctypes.c_void_p).value
+    assert run is not None
+    return run, ctypes.addressof(arranged(layer).whole)
 
 
 def arranged(layer: Grouped) -> Arranged:
@@ -83,7 +83,6 @@ def arranged(layer: Grouped) -> Arranged:
 def _library() -> ctypes.CDLL:
     library = native.library()
     library.turnout_grouped.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2]
-    library.turnout_grouped.restype = None
     return library
 
 
@@ -103,8 +102,7 @@ def _arrange(layer: Grouped) -> Arranged:
     exact = layer.activations == "float"
     data = _Data(*pointers, None, None, *numbers, *kinds, exact)
     whole = _Data(*pointers, _pointer(layer.bias), _pointer(layer.order), *numbers, *kinds, exact)
-    kernel = ctypes.cast(_library().turnout_grouped, ctypes.c_void_p)
-    return Arranged(zero, data, whole, Descriptor(kernel, ctypes.addressof(whole)))
+    return Arranged(zero, data, whole)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -3,7 +3,7 @@
     out[t, o] = (sum over i of x_codes[t, i] * codes[o, i]) * x_scales[t] * scales[o] + bias[o]
 
 The sum is exact in int32. "native" computes it in our C++ kernels on a CPU (kernels/cpu/int8.cpp), "triton" in ours
-on a GPU (scaled_triton.py), "torch" by `torch._int_mm`: the reference, on any device. Neither knows a checkpoint format. The scales are those of LLM.int8()'s
+on a GPU (kernels/triton/scaled.py), "torch" by `torch._int_mm`: the reference, on any device. Neither knows a checkpoint format. The scales are those of LLM.int8()'s
 vector-wise quantization (arXiv 2208.07339), with every column in 8 bits: none is kept apart as an outlier.
 """
 
@@ -119,7 +119,7 @@ class TritonInt8(TorchInt8):
     """The same on a GPU: rounding in one launch, product and scales in another."""
 
     def forward(self, x: Tensor) -> Tensor:
-        from turnout.plugins.quant.scaled_triton import encode, product
+        from turnout.kernels.triton.scaled import encode, product
 
         rows = encode(x.reshape(-1, self.in_features), torch.int8)
         out = product(rows, self.codes, self.scales[:, None], None, x.dtype)
@@ -140,6 +140,8 @@ class _Data(ctypes.Structure):
 class NativeInt8(NativeLinear):
     """The same on a CPU in one native call; `packed` is the weight as int8.cpp reads it (`pack`)."""
 
+    function = "turnout_int8"
+
     packed: Tensor
     scales: Tensor
     bias: Tensor | None
@@ -151,9 +153,12 @@ class NativeInt8(NativeLinear):
         self.register_buffer("scales", scales.float().contiguous())
         self.register_buffer("bias", None if bias is None else bias.float().contiguous())
         self.register_buffer("fixed", None if fixed is None else fixed.float().reshape(()))
-        self._held = self.packed, self.scales, self.bias, self.fixed  # the pointers below live as long as these
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
-        self._describe("turnout_int8", _Data(*pointers, self.in_features, self.out_features))
+        self._describe()
+
+    def _struct(self) -> ctypes.Structure:
+        held = self.packed, self.scales, self.bias, self.fixed
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in held]
+        return _Data(*pointers, self.in_features, self.out_features)
 
     @property
     def codes(self) -> Tensor:
@@ -162,9 +167,6 @@ class NativeInt8(NativeLinear):
 
     def dequantize(self) -> Tensor:
         return self.codes * self.scales[:, None]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.float()).to(x.dtype)
 
     @classmethod
     def joined(cls, layers: Sequence[Self]) -> Self | None:

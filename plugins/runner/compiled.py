@@ -17,7 +17,7 @@ from torch import Tensor
 from turnout.core import ModelError
 from turnout.core.model import Model, Progress
 from turnout.plugins.runner.forward import Layers
-from turnout.plugins.runner.layout import Laid
+from turnout.plugins.runner.layout import HostBatch
 
 LEAST = 2  # tokens, and rows of logits
 TRIAL = (24, 5)  # tokens and rows it is traced with: two numbers, or it would take them for one
@@ -107,11 +107,11 @@ class Compiled:
             out[:num] = self._attend(layer, q[:num], k[:num], v[:num], sinks)
         return out
 
-    def __call__(self, laid: Laid) -> Tensor:
-        batch = laid.batch(self._layers.device)
-        self._attend, self._num = self._layers.attend(self._layers.plan(batch)), len(laid.tokens)
+    def __call__(self, host_batch: HostBatch) -> Tensor:
+        batch = host_batch.batch(self._layers.device)
+        self._attend, self._num = self._layers.attend(self._layers.plan(batch)), len(host_batch.tokens)
         logits: Tensor = self._run(*(_padded(t) for t in (batch.tokens, batch.positions, batch.logit_rows)))
-        return logits[: len(laid.logit_rows)]
+        return logits[: len(host_batch.logit_rows)]
 
 
 def _padded(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One forward pass: a step laid out in, logits out. It knows no request and samples nothing."""
+"""One forward pass: a step on the host in, logits out. It knows no request and samples nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from turnout.core import AttentionBackend, Batch, KVSpec
 from turnout.core.model import Attend, Model
-from turnout.plugins.runner.layout import Laid
+from turnout.plugins.runner.layout import HostBatch
 
 
 class Forward(Protocol):
     """A way to compute a step; each `runner.mode` is one."""
 
-    def __call__(self, laid: Laid) -> Tensor:
-        """Logits of `laid.logit_rows`, [S, vocab]; good until the next call."""
+    def __call__(self, host_batch: HostBatch) -> Tensor:
+        """Logits of `host_batch.logit_rows`, [S, vocab]; good until the next call."""
         ...
 
 
@@ -60,8 +60,8 @@ class Eager:
     def __init__(self, model: Model, layers: Layers) -> None:
         self._model, self._layers = model, layers
 
-    def __call__(self, laid: Laid) -> Tensor:
-        batch = laid.batch(self._layers.device)
+    def __call__(self, host_batch: HostBatch) -> Tensor:
+        batch = host_batch.batch(self._layers.device)
         return self._model(
             batch.tokens, batch.positions, batch.logit_rows, self._layers.attend(self._layers.plan(batch))
         )

@@ -25,7 +25,7 @@ from turnout.core import Batch, ModelError
 from turnout.core.model import Model, Progress
 from turnout.core.optional import RefreshingPlans
 from turnout.plugins.runner.forward import Forward, Layers
-from turnout.plugins.runner.layout import Laid
+from turnout.plugins.runner.layout import HostBatch
 
 WARM_UPS = 2  # libraries choose kernels and reserve workspaces in their first calls, which no recording may hold
 FINE, COARSE, FINE_UP_TO = 8, 32, 256  # sizes are multiples of FINE up to FINE_UP_TO, then of COARSE
@@ -151,32 +151,32 @@ class Graphs:
             kv_lens_host=(self._longest,) * size,
         )
 
-    def __call__(self, laid: Laid) -> Tensor:
-        num = len(laid.query_lens)
-        if num != len(laid.tokens) or num > self._sizes[-1]:
-            return self._eager(laid)
+    def __call__(self, host_batch: HostBatch) -> Tensor:
+        num = len(host_batch.query_lens)
+        if num != len(host_batch.tokens) or num > self._sizes[-1]:
+            return self._eager(host_batch)
         recorded = self._recorded[self._sizes[bisect_left(self._sizes, num)]]
-        self._layers.refresh(recorded.plans, self._filled(recorded.batch, laid))
+        self._layers.refresh(recorded.plans, self._filled(recorded.batch, host_batch))
         recorded.replay()
         assert self._logits is not None
-        return self._logits[: len(laid.logit_rows)]
+        return self._logits[: len(host_batch.logit_rows)]
 
-    def _filled(self, batch: Batch, laid: Laid) -> Batch:
+    def _filled(self, batch: Batch, host_batch: HostBatch) -> Batch:
         """The batch's tensors, now holding the step, with its lengths on the host."""
-        size, (num, width) = len(batch.query_lens_host), laid.block_table.shape
+        size, (num, width) = len(batch.query_lens_host), host_batch.block_table.shape
         slot = self._spare * self._layers.spec.block_size
         for buffer, values, padding in (
-            (batch.tokens, laid.tokens, 0),
-            (batch.positions, laid.positions, 0),
-            (batch.slots, laid.slots, slot),
-            (batch.kv_lens, laid.kv_lens, 1),
-            (batch.logit_rows, laid.logit_rows, 0),
+            (batch.tokens, host_batch.tokens, 0),
+            (batch.positions, host_batch.positions, 0),
+            (batch.slots, host_batch.slots, slot),
+            (batch.kv_lens, host_batch.kv_lens, 1),
+            (batch.logit_rows, host_batch.logit_rows, 0),
         ):
             padded = np.full(size, padding, dtype=values.dtype)
             padded[: len(values)] = values
             buffer.copy_(torch.from_numpy(padded))
         table = np.full((size, width), self._spare, dtype=np.int32)
-        table[:num] = laid.block_table
+        table[:num] = host_batch.block_table
         batch.block_table[:, :width].copy_(torch.from_numpy(table))
-        keys = (*laid.kv_lens.tolist(), *(1,) * (size - num))
+        keys = (*host_batch.kv_lens.tolist(), *(1,) * (size - num))
         return replace(batch, kv_lens_host=keys)

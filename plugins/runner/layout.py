@@ -21,7 +21,7 @@ from torch import Tensor
 from turnout.core import PENDING, Batch, Chunk
 
 
-class Laid(NamedTuple):
+class HostBatch(NamedTuple):
     """B requests, T tokens; the fields of `Batch`, and what the rows of logits are for."""
 
     chunks: Sequence[Chunk]  # [B]
@@ -60,7 +60,7 @@ class Laid(NamedTuple):
         )
 
 
-def lay(chunks: Sequence[Chunk], block_size: int) -> Laid:
+def flatten(chunks: Sequence[Chunk], block_size: int) -> HostBatch:
     """The chunks end to end, in their order."""
     tokens, blocks = array("q"), array("i")
     counts, starts, widths = [], [], []
@@ -94,7 +94,7 @@ def lay(chunks: Sequence[Chunk], block_size: int) -> Laid:
     np.cumsum(count_, out=query_start[1:])
     owner = np.repeat(np.arange(len(counts)), count_)
     positions = np.arange(len(tokens)) - query_start[owner] + start_[owner]
-    return Laid(
+    return HostBatch(
         chunks=chunks,
         tokens=np.frombuffer(tokens, dtype=np.int64),
         positions=positions,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turnout.core import AttentionBackend, KVSpec, ModelError, ModelInfo
 from turnout.core.model import Limits, Model
+from turnout.kernels import cpu as native
 
 
 def fitting(
@@ -41,7 +42,7 @@ def room(info: ModelInfo, limits: Limits, model: Model, replays: bool) -> tuple[
         free, total = torch.cuda.mem_get_info(info.device)  # free: what other processes hold is not in it
         share = f"limits.gpu_memory_utilization={limits.gpu_memory_utilization} of {total / 2**30:.1f} GiB"
         return int(free - total * (1 - limits.gpu_memory_utilization)) - peak, share
-    free = free_memory()
+    free = free_memory() - native.SCRATCH
     share = f"limits.cpu_memory_utilization={limits.cpu_memory_utilization} of {free / 2**30:.1f} GiB free"
     return int(free * limits.cpu_memory_utilization), share
 

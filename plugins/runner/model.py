@@ -19,7 +19,7 @@ from turnout.core.model import Limits, Logprobs, Model, Move, Progress, Result
 from turnout.plugins.runner.compiled import Compiled, missing_compiler
 from turnout.plugins.runner.forward import Eager, Forward, Layers
 from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder
-from turnout.plugins.runner.layout import Laid, lay
+from turnout.plugins.runner.layout import HostBatch, flatten
 from turnout.plugins.runner.memory import fitting, room
 from turnout.plugins.runner.sampler import sample, score
 
@@ -104,7 +104,7 @@ class LocalRunner:
     @torch.inference_mode()
     def _run(self, step: Step) -> Result:
         self._move(step.swap_out, step.copies, step.swap_in)
-        return self._computed(lay(step.chunks, self._spec.block_size)) if step.chunks else Result([])
+        return self._computed(flatten(step.chunks, self._spec.block_size)) if step.chunks else Result([])
 
     def submit(self, step: Step) -> Future[Result] | None:
         """Nothing to move, and nobody's sampling may look at tokens: they are written to meanwhile."""
@@ -112,22 +112,24 @@ class LocalRunner:
             return None
         if any(_looks_back(chunk.request.sampling) for chunk in step.chunks):
             return None
-        return self._worker.submit(self._run_behind, lay(step.chunks, self._spec.block_size))
+        return self._worker.submit(self._run_behind, flatten(step.chunks, self._spec.block_size))
 
     @torch.inference_mode()
-    def _run_behind(self, laid: Laid) -> Result:
-        for row, request_id in laid.unknown:
-            laid.tokens[row] = self._last.get(request_id, 0)  # one without a token has failed: what it computes is lost
+    def _run_behind(self, host_batch: HostBatch) -> Result:
+        for row, request_id in host_batch.unknown:
+            host_batch.tokens[row] = self._last.get(
+                request_id, 0
+            )  # one without a token has failed: what it computes is lost
         self._last = {}
-        result = self._computed(laid)
-        self._last = dict(zip((chunk.request.id for chunk in laid.sampled), result.tokens, strict=True))
+        result = self._computed(host_batch)
+        self._last = dict(zip((chunk.request.id for chunk in host_batch.sampled), result.tokens, strict=True))
         return result
 
-    def _computed(self, laid: Laid) -> Result:
-        logits, sampled = self._forward(laid), laid.sampled
+    def _computed(self, host_batch: HostBatch) -> Result:
+        logits, sampled = self._forward(host_batch), host_batch.sampled
         requests, num_done = [c.request for c in sampled], [c.end - c.request.num_prompt for c in sampled]
         tokens, logprobs, errors = sample(logits[: len(sampled)], requests, num_done)
-        return Result(tokens, logprobs, errors, _scores(logits, len(sampled), laid.scored))
+        return Result(tokens, logprobs, errors, _scores(logits, len(sampled), host_batch.scored))
 
     def _move(self, out: Sequence[Move], copies: Sequence[Move], back: Sequence[Move]) -> None:
         """Copy blocks to host memory, then within the cache, then others from host memory. Bit for bit.

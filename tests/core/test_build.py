@@ -157,7 +157,7 @@ def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compos
 
 
 def test_a_cache_is_sized_by_a_stated_share_of_free_memory(composed: Compose, monkeypatch: Any) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: native.SCRATCH + 1_000_000)
     engine = build_engine(composed("blocks.num_blocks=null", "limits.cpu_memory_utilization=0.5"))
     per_token = sum(2 * layer.num_kv_heads * layer.head_dim for layer in engine._runner._spec.layers) * 4  # type: ignore[attr-defined]
     assert engine.info.num_blocks == 500_000 // (per_token * 16)

@@ -78,7 +78,7 @@ def test_grouped(dtype: torch.dtype, bits: int, rows: int, ins: int, outs: int, 
 @pytest.mark.parametrize("block", [None, 128, 96])
 @pytest.mark.parametrize("rows", [1, 17, 300])
 def test_products_of_8_bit_codes(kind: torch.dtype, block: int | None, rows: int) -> None:
-    from turnout.plugins.quant.scaled_triton import encode, product
+    from turnout.kernels.triton.scaled import encode, product
 
     x, weight = encode(noise(rows, 4096), kind, block), encode(noise(200, 4096, seed=1), kind, block)
 

@@ -15,9 +15,6 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
-
-from turnout.server.api.connection import protocol
 
 
 @dataclass
@@ -119,11 +116,10 @@ BOTH = ("/v1/completions", "/v1/chat/completions")
 
 
 @contextmanager
-def live(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> Iterator[str]:
+def live(app: FastAPI) -> Iterator[str]:
     """The application behind uvicorn on a port of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, http=http or protocol(60, None), log_config=None, lifespan="off", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         while not server.started:

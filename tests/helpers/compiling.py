@@ -17,9 +17,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from turnout.core import Batch, KVSpec, LayerSpec
-from turnout.kernels.triton import layers
+from turnout.kernels.triton import layers, scaled
 from turnout.plugins.attention import triton as attention
-from turnout.plugins.quant import scaled_triton as scaled
 from turnout.plugins.quant.grouped import Grouped
 
 META = torch.device("meta")  # tensors without memory: nothing is launched

@@ -233,14 +233,14 @@ def test_a_folder_without_weights_is_refused(llama: Path) -> None:
 def test_a_tied_head_shares_the_embeddings_memory(tied: Path) -> None:
     assert "lm_head.weight" not in load_file(tied / "model.safetensors")
     net = served(tied)._net
-    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens._packed.data_ptr()
+    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens.packed.data_ptr()
     assert_right(tied)
 
 
 def test_a_tied_head_may_be_stored_if_it_equals_the_embedding(tied: Path) -> None:
     edit(tied, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     net = served(tied)._net
-    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens._packed.data_ptr()
+    assert net.lm_head.packed.data_ptr() == net.model.embed_tokens.packed.data_ptr()
     edit(tied, lambda t: t["lm_head.weight"].mul_(2))
     with pytest.raises(ModelError, match=r"ties lm_head.weight to model.embed_tokens.weight, .* both and they differ"):
         served(tied)

@@ -127,7 +127,7 @@ def test_a_bias_and_an_order_of_the_inputs_are_seen_to_by_both_entrances() -> No
     want = x.double() @ made.dequantize(torch.float64).T + bias
     assert torch.allclose(made(x).double(), want, atol=1e-5)
     out = torch.empty(5, 40)
-    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)(made.native_product()[0])
+    run = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)(made.native_product()[0])
     run(made.native_product()[1], x.data_ptr(), out.data_ptr(), 5, 1)
     assert torch.allclose(out.double(), want, atol=1e-5)
 
@@ -149,7 +149,7 @@ def test_blocks_of_zeros_and_of_tiny_numbers_are_zeros() -> None:
 
 def test_what_it_cannot_compute_is_said() -> None:
     assert "groups are multiples of 16" in str(grouped.obstacle("native", layer(4, 16, 64, 8), torch.float32))
-    assert "float32, not bfloat16" in str(grouped.obstacle("native", layer(4, 16, 64, 32), torch.bfloat16))
+    assert "float16, not float64" in str(grouped.obstacle("native", layer(4, 16, 64, 32), torch.float64))
     assert grouped.obstacle("native", layer(4, 16, 64, 32), torch.float32) is None
     assert grouped.best(layer(4, 16, 64, 32), torch.float32) == "native"
     assert grouped.best(layer(4, 16, 64, 8), torch.float32) == "torch"

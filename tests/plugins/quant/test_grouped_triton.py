@@ -7,7 +7,8 @@ import torch
 from interpreting import NO_INTERPRETER
 from torch import Tensor
 
-from turnout.plugins.quant.grouped import Grouped, kernel, obstacle, pack
+from turnout.kernels.triton import grouped as kernels
+from turnout.plugins.quant.grouped import Grouped, obstacle, pack
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_INTERPRETER is not None, reason=f"{NO_INTERPRETER}")]
 
@@ -80,5 +81,5 @@ def test_what_it_cannot_compute_it_says(monkeypatch: pytest.MonkeyPatch) -> None
     found = layer(64, 16, 32)
     assert obstacle("triton", found, torch.float32) is None
     assert "not float64" in (obstacle("triton", found, torch.float64) or "")
-    monkeypatch.setattr(kernel("triton"), "interpreted", lambda function: False)
+    monkeypatch.setattr(kernels, "interpreted", lambda function: False)
     assert "runs on a GPU" in (obstacle("triton", found, torch.float32) or "")

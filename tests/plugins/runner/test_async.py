@@ -101,9 +101,9 @@ def test_a_step_is_computed_by_the_worker_while_this_thread_goes_on(model: loadi
     runner: Any = engine._runner
     scheduled, computing = threading.Event(), runner._computed
 
-    def waiting(laid: Any) -> Result:
+    def waiting(host_batch: Any) -> Result:
         assert scheduled.wait(30), "the next step is scheduled only when this one is done"
-        return computing(laid)  # type: ignore[no-any-return]
+        return computing(host_batch)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(runner, "_computed", waiting)
     engine.add(Request("a", [1, 2, 3], Sampling(0, max_tokens=3)))
@@ -124,10 +124,10 @@ def test_a_failure_in_the_worker_is_an_error_of_the_requests(model: loading.Mode
     runner: Any = engine._runner
     forward, calls = runner._forward, iter(range(100))
 
-    def failing(laid: Any) -> Any:
+    def failing(host_batch: Any) -> Any:
         if next(calls) == 2:
             raise RuntimeError("out of memory")
-        return forward(laid)
+        return forward(host_batch)
 
     monkeypatch.setattr(runner, "_forward", failing)
     (first,) = outputs_of(engine, [Request("a", [1, 2, 3], Sampling(0, max_tokens=9))]).values()

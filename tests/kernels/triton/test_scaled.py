@@ -26,7 +26,7 @@ def widened(codes: Tensor, scales: Tensor, block: int) -> Tensor:
 def test_a_product_is_that_of_the_codes_times_their_scales(
     dtype: torch.dtype, ins: int, block: int | None, rows: int
 ) -> None:
-    from turnout.plugins.quant.scaled_triton import encode, product
+    from turnout.kernels.triton.scaled import encode, product
 
     x, weight = encode(noise(rows, ins), dtype, block), encode(noise(50, ins, seed=1), dtype, block)
     want = widened(*x, block or ins) @ widened(*weight, block or ins).T
@@ -39,7 +39,7 @@ def test_a_product_is_that_of_the_codes_times_their_scales(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_int8_activations_have_the_codes_of_the_reference(dtype: torch.dtype) -> None:
     """Up to a last bit where the reference multiplies by the inverse of the scale."""
-    from turnout.plugins.quant.scaled_triton import encode
+    from turnout.kernels.triton.scaled import encode
 
     x = noise(7, 200, dtype=dtype)
     x[3] = 0.0
@@ -52,7 +52,7 @@ def test_int8_activations_have_the_codes_of_the_reference(dtype: torch.dtype) ->
 
 
 def test_fp8_activations_have_the_codes_and_scales_of_the_reference_bit_for_bit() -> None:
-    from turnout.plugins.quant.scaled_triton import encode
+    from turnout.kernels.triton.scaled import encode
 
     x = noise(5, 300)
     x[1, :128] = 0.0
@@ -67,7 +67,7 @@ def test_fp8_activations_have_the_codes_and_scales_of_the_reference_bit_for_bit(
 @pytest.mark.parametrize("dtype", [torch.int8, FLOAT8], ids=str)
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
 def test_nan_and_infinity_spoil_their_own_row_only(dtype: torch.dtype, spoilt: float) -> None:
-    from turnout.plugins.quant.scaled_triton import encode, product
+    from turnout.kernels.triton.scaled import encode, product
 
     x, weight = noise(3, 128), encode(noise(20, 128, seed=1), dtype, 64)
     x[1, 70] = spoilt
@@ -76,7 +76,7 @@ def test_nan_and_infinity_spoil_their_own_row_only(dtype: torch.dtype, spoilt: f
 
 
 def test_codes_of_two_kinds_or_other_blocks_are_not_multiplied() -> None:
-    from turnout.plugins.quant.scaled_triton import encode, product
+    from turnout.kernels.triton.scaled import encode, product
 
     x, weight = noise(3, 128), noise(20, 128, seed=1)
     for other in (encode(weight, FLOAT8, 64), encode(weight, torch.int8)):
@@ -87,7 +87,7 @@ def test_codes_of_two_kinds_or_other_blocks_are_not_multiplied() -> None:
 
 
 def test_no_rows_give_no_rows() -> None:
-    from turnout.plugins.quant.scaled_triton import Codes, encode, product
+    from turnout.kernels.triton.scaled import Codes, encode, product
 
     none = Codes(torch.empty(0, 64, dtype=torch.int8), torch.empty(0, 1))
     assert product(none, *encode(noise(8, 64), torch.int8), None, torch.float32).shape == (0, 8)

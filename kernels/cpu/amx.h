@@ -1,0 +1,48 @@
+// Tiles of Intel's AMX: whether this process may use them, and their settings while it does.
+#pragma once
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace {
+
+struct alignas(64) TileConfig {  // as LDTILECFG reads it
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// Linux grants tiles to a process that asks (Documentation/arch/x86/xstate.rst)
+inline bool may_use_tiles() {
+    static const bool granted = [] {
+        constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+        return syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
+    }();
+    return granted;
+}
+
+// Tiles 0-3: sums, 4-5: activations of `rows` rows, 6-7: weights. Others in this process (oneDNN) have settings of their
+// own: kept.
+struct Tiles {
+    TileConfig before;
+    __attribute__((target("amx-tile"))) explicit Tiles(int64_t rows) {
+        _tile_storeconfig(&before);
+        TileConfig mine;
+        for (int t = 0; t < 8; t++) mine.bytes[t] = 64, mine.rows[t] = t < 6 ? rows : 16;
+        _tile_loadconfig(&mine);
+    }
+    __attribute__((target("amx-tile"))) ~Tiles() {
+        if (before.palette)
+            _tile_loadconfig(&before);
+        else
+            _tile_release();
+    }
+};
+
+}  // namespace
+#endif
