@@ -16,8 +16,16 @@ class ServerConfig:
     host: str = "127.0.0.1"  # address to listen at; 0.0.0.0: every one of this machine
     port: int = 8000  # 0: any that is free
     served_model_name: str | None = None  # null: the model as named
-    api_key: str | None = None  # asked for on /v1 routes, as a bearer token
+    model_aliases: list[str] = field(default_factory=list)  # other names that requests may give the model
+    api_key: str | None = None  # asked for on every route but /health, /ping and /metrics, as a bearer token
+    allowed_hosts: list[str] = field(
+        default_factory=list
+    )  # public names of this machine, where no key is asked; "*": any
+    client_scheduling: bool = False  # requests may say how they are scheduled: priority, and metadata as labels
     max_queue: int | None = None  # waiting requests beyond it get 429
+    max_connections: int | None = None  # null: what the limit on open files leaves
+    keep_alive: float = 120.0  # seconds an idle connection stays open: longer than a proxy in front keeps it
+    request_timeout: float = 60.0  # seconds a client has to send a request
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
     stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen; 0: never
     log_requests: bool = False  # a line on stderr for each
@@ -37,6 +45,11 @@ class ServerConfig:
             raise ValueError(f"server.metrics_compat may hold v0 and v1, got {self.metrics_compat}")
         if self.max_queue is not None and self.max_queue < 1:
             raise ValueError(f"server.max_queue must be at least 1, or null, got {self.max_queue}")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ValueError(f"server.max_connections must be at least 1, or null, got {self.max_connections}")
+        for name in ("keep_alive", "request_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"server.{name} must be above 0, got {getattr(self, name)}")
         for name in ("drain_timeout", "stall_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"server.{name} must not be negative, got {getattr(self, name)}")

@@ -33,7 +33,7 @@ def create_app(client: EngineClient, text: Text, config: ServerConfig, parsers: 
     errors.install(app)
     for routes in (completion_routes, chat_routes, token_routes, operation_routes, debug_routes):
         app.include_router(routes(service))
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, api_key=config.api_key)
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, config=config)
     if config.cors_origins:  # outermost, so that refusals can be read too
         app.add_middleware(
             CORSMiddleware,

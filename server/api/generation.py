@@ -26,6 +26,8 @@ from turnout.server.engine.bridge import EngineError
 from turnout.server.engine.messages import Asked, BeamSearch, ParallelSampling
 from turnout.server.text.output import Collected, Delta, OutputText, Prompt
 
+BURST = 32  # outputs that are handled, or prompts that are sent, before others have their turn
+
 log = logging.getLogger("turnout.server")
 
 
@@ -103,10 +105,16 @@ class Job:
         return Order(ParallelSampling(request, names) if len(names) > 1 else request, choices)
 
     def _labels(self) -> dict[str, str]:
-        """What schedulers and logs read of the request."""
-        body = self._body
+        """What schedulers and logs read of the request. Raises ApiError for a priority that is not the client's to choose."""
+        body, trusted = self._body, self._service.config.client_scheduling
+        if body.priority and not trusted:
+            raise bad_request(
+                "this server does not let clients choose their priority: leave it out, or start the server with "
+                "server.client_scheduling=true",
+                "priority",
+            )
         own = {"user": body.user, "service_tier": body.service_tier, "request": body.request_id}
-        return body.metadata | {name: value for name, value in own.items() if value is not None}
+        return (body.metadata if trusted else {}) | {name: value for name, value in own.items() if value is not None}
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -177,9 +185,12 @@ class Job:
             except Exception as error:  # noqa: BLE001  raised where it is read
                 arrived.put_nowait(error)
 
-        tasks = [asyncio.create_task(pump(order)) for order in self._orders]
+        tasks: list[asyncio.Task[None]] = []
         num_open = len(self.choices)
         try:
+            for order in self._orders:
+                tasks.append(asyncio.create_task(pump(order)))
+                await _let_others(len(tasks))
             while num_open:
                 item = await arrived.get()
                 if isinstance(item, Exception):
@@ -193,12 +204,14 @@ class Job:
 
     async def _follow(self, order: Order) -> AsyncGenerator[tuple[Choice, Delta], None]:
         """An order from the first delta to the last one with `finish`."""
-        client, num_open = self._service.client, len(order.choices)
+        client, num_open, num_outputs = self._service.client, len(order.choices), 0
         outputs = cast(AsyncGenerator[Output, None], client.generate(order.asked))
         by_id = {choice.id: choice for choice in order.choices}
         try:
             async with aclosing(outputs):
                 async for output in outputs:
+                    num_outputs += 1
+                    await _let_others(num_outputs)
                     choice = by_id[output.request_id]
                     if choice.finish:
                         continue  # a stop string has ended it
@@ -217,6 +230,12 @@ class Job:
             raise failure from error
         order.ended("error")
         raise ApiError(500, "the engine ended this request without saying why", code="engine_error")
+
+
+async def _let_others(count: int) -> None:
+    """Hand the loop over now and then: what has arrived already is read without it."""
+    if count % BURST == 0:
+        await asyncio.sleep(0)
 
 
 def failure_of(error: Exception) -> ApiError:

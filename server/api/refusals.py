@@ -1,6 +1,6 @@
 """Fields of the OpenAI API and its common extensions that change an answer and that this server cannot honour yet.
 
-Each is refused by name with what to do instead. A field that is false counts as not asked for.
+Each is refused by name with what to do instead. A field that is false or "" counts as not asked for.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ def refuse_beam(given: Mapping[str, object], *, beam: bool) -> None:
 
 def _refuse(given: Mapping[str, object], table: Mapping[str, str]) -> None:
     for name, remedy in table.items():
-        if given.get(name, False) is not False:
+        if given.get(name, False) not in (False, ""):
             raise unsupported(name, remedy)

@@ -7,6 +7,7 @@ cannot give is refused by name (`refusals.py`), never dropped.
 
 from __future__ import annotations
 
+import codecs
 import logging
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
@@ -14,10 +15,10 @@ from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from turnout.server.api import errors, fields
+from turnout.server.api.connection import MAX_BODY
 from turnout.server.api.errors import ApiError, bad_request
 from turnout.server.api.refusals import refuse_beam, refuse_chat, refuse_common, refuse_completion
 
-MAX_BODY = 16 << 20  # bytes; a million tokens of text are about five million
 MAX_MESSAGES = 10_000  # in one chat
 MAX_LOGPROBS = 20
 MAX_BEST_OF = 20
@@ -206,12 +207,15 @@ async def read_body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))):
         raise ApiError(415, f"send the header Content-Type: application/json, got {errors.show(kind)}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"send the body as it is: Content-Encoding {errors.show(encoding)} is not understood here")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY:
             raise ApiError(413, f"the body is longer than {MAX_BODY} bytes")
-    return bytes(body)
+    return bytes(body.removeprefix(codecs.BOM_UTF8))
 
 
 def parse(kind: type[WireT], body: bytes) -> WireT:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from turnout.core import plugins
 from turnout.core.config import chosen, to_container
 from turnout.core.plugins import PluginError
+from turnout.server.api.connection import protocol
 from turnout.server.cli.console import Loading, welcome
 from turnout.server.cli.stopping import Stopping
 from turnout.server.config import ServeConfig, ServerConfig
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT = 5  # seconds that slow clients have to take the rest of their answers
 EXIT_TIMEOUT = 15.0  # seconds from the end of the drain to the end of the process, whatever hangs
 FORCED = 128  # exit codes above it are those of a second signal
-KEEP_ALIVE = 60  # seconds that an idle connection stays open
 
 Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (application, what to print when it is ready)
 
@@ -89,17 +89,23 @@ def run(engine: EngineProcess, options: ServerConfig, application: Application) 
             f"cannot listen on {where}: {error.strerror or error}. Choose others with server.host and server.port"
         )
         return 1
-    front = Front(engine)
+    if options.api_key is None and not listener.getsockname()[0].startswith(("127.", "::1")):
+        _complain(
+            f"anybody who reaches {options.host} can use this server: it asks for no key. Set server.api_key, or "
+            "server.host=127.0.0.1 for this machine alone"
+        )
+    gate = ReadyGate(engine)
     server = Server(
         uvicorn.Config(
-            front,
+            gate,
+            http=protocol(options.request_timeout, options.max_connections),
             interface="asgi3",
             lifespan="off",
             ws="none",
             log_config=None,
             log_level="warning",
             access_log=options.log_requests,
-            timeout_keep_alive=KEEP_ALIVE,
+            timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # as good as an int
             timeout_graceful_shutdown=CLOSE_TIMEOUT,
         )
     )
@@ -111,7 +117,7 @@ def run(engine: EngineProcess, options: ServerConfig, application: Application) 
         server.force_exit = True
 
     with listener, Stopping(kill) as stopping:
-        session = _Session(engine, server, front, listener, stopping, options.drain_timeout)
+        session = _Session(engine, server, gate, listener, stopping, options.drain_timeout)
         with asyncio.Runner() as runner:
             code = runner.run(session.run(application))
         return stopping.code or code
@@ -124,12 +130,12 @@ class _Session:
         self,
         engine: EngineProcess,
         server: Server,
-        front: Front,
+        gate: ReadyGate,
         listener: socket.socket,
         stopping: Stopping,
         drain_timeout: float,
     ) -> None:
-        self._engine, self._server, self._front, self._listener = engine, server, front, listener
+        self._engine, self._server, self._gate, self._listener = engine, server, gate, listener
         self._stopping, self._drain_timeout = stopping, drain_timeout
 
     async def run(self, application: Application) -> int:
@@ -157,7 +163,7 @@ class _Session:
         """Wait for the engine, then let requests in. False: it failed, and why was printed."""
         began = time.monotonic()
         try:
-            _, (self._front.app, ready) = await asyncio.gather(self._engine.ready(), application(_url(self._listener)))
+            _, (self._gate.app, ready) = await asyncio.gather(self._engine.ready(), application(_url(self._listener)))
         except (EngineError, PluginError, ValueError) as error:
             _complain(str(error))
             return False
@@ -184,7 +190,8 @@ def listen(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     found.sort(key=lambda info: info[0] != socket.AF_INET)  # of localhost, the IPv4 address
     family, *_, address = found[0]
-    return socket.create_server(address[:2], family=family, backlog=2048)
+    both = host == "::" and socket.has_dualstack_ipv6()  # every address, of either family
+    return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
 
 
 def _url(listener: socket.socket) -> str:
@@ -224,7 +231,7 @@ def _complain(message: str) -> None:
     print(f"turnout: {message}", file=sys.stderr, flush=True)
 
 
-class Front:
+class ReadyGate:
     """Answers 503 until there is an application to answer."""
 
     def __init__(self, engine: EngineProcess) -> None:

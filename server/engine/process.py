@@ -39,7 +39,7 @@ class ChildProcess:
         on_exit: Callable[[int], None],  # with the exit code, negative for a signal; after the last message
     ) -> None:
         self._loop, self._on_message, self._on_exit = asyncio.get_running_loop(), on_message, on_exit
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._outbox: SimpleQueue[object] = SimpleQueue()  # None: no more
         their_inbox, to_process = Pipe(duplex=False)
         from_process, their_outbox = Pipe(duplex=False)
         fds = (their_inbox.fileno(), their_outbox.fileno())
@@ -59,8 +59,8 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """Never blocks: the pipe may be full while the process is in a long step."""
-        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        """Never blocks: the pipe may be full while the process is in a long step, and a prompt may be long."""
+        self._outbox.put(message)
 
     def kill(self) -> None:
         """End the process at once, from any thread. Harmless when it has ended."""
@@ -78,7 +78,7 @@ class ChildProcess:
     def _write(self, pipe: Connection) -> None:
         with pipe, suppress(OSError):  # OSError: the process has ended, as the reading thread tells
             while (message := self._outbox.get()) is not None:
-                pipe.send_bytes(message)
+                pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _read(self, pipe: Connection) -> None:
         with pipe, suppress(RuntimeError):  # RuntimeError: the loop was closed

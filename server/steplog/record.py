@@ -8,6 +8,8 @@ The engine's thread makes the line, so that steps are slowed rather than memory 
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -182,6 +184,14 @@ def _opened(path: str) -> TextIO:
                 start = before.read(12)
             if start and not start.startswith(b'{"turnout":'):
                 raise ValueError(f"record={path}: the file is there and is no recording; choose another name")
-        return open(path, "w", encoding="ascii")
+        return open(path, "w", encoding="ascii", opener=_private)
     except OSError as error:
         raise ValueError(f"record={path}: cannot write there: {error.strerror or error}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    """A recording holds everybody's tokens: this user alone may read it, also where the file was there before."""
+    fd = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        os.fchmod(fd, 0o600)
+    return fd

@@ -24,12 +24,6 @@ def why(path: str | Path, name: str) -> list[dict[str, object]]:
     return [view(account, record, account.now) for record in found]
 
 
-def accounts(path: str | Path) -> dict[str, dict[str, object]]:
-    """Those of all requests of a recording, by id."""
-    account = _followed(path)
-    return {rid: view(account, record, account.now) for rid, record in (account.ended | account.open).items()}
-
-
 def _followed(path: str | Path) -> Account:
     account = Account(num_ended=2**62, most_pieces=None)
     for _ in follow(read(path), account):

@@ -35,6 +35,7 @@ RESERVED = {  # what a template's variables can't be called: the call's own argu
     "tokenizer_kwargs",
     "processor_kwargs",
 }
+SHORT = 1024  # tokens that are decoded without letting others run meanwhile
 PROBE = "Hello wörld, 世界 สวัสดี 🎉\n\tif x: return"
 
 Message = Mapping[str, Any]  # with a role and its content as one text
@@ -95,12 +96,18 @@ class Text:
             raise ValueError(
                 f"the text has half a surrogate pair at character {error.start}, which is no text"
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # a batch of one: the other call keeps the interpreter to itself while it works, seconds for a long text
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Ids the tokenizer does not know are left out; invalid bytes become U+FFFD."""
-        text: str = self._backend.decode([i for i in ids if i in self._tokens], skip_special_tokens=skip_special_tokens)
+        known = [i for i in ids if i in self._tokens]
+        if len(known) <= SHORT:
+            text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        else:  # as in `encode`
+            (text,) = self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)
         return text
 
     def knows(self, token: int) -> bool:

@@ -15,6 +15,9 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from turnout.server.api.connection import protocol
 
 
 @dataclass
@@ -116,10 +119,11 @@ BOTH = ("/v1/completions", "/v1/chat/completions")
 
 
 @contextmanager
-def live(app: FastAPI) -> Iterator[str]:
+def live(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> Iterator[str]:
     """The application behind uvicorn on a port of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        config = uvicorn.Config(app, http=http or protocol(60, None), log_config=None, lifespan="off", ws="none")
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         while not server.started:

@@ -13,7 +13,10 @@ from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
 from turnout.core.model import Result, Runner
 from turnout.lab.record.replay import component
+from turnout.server.steplog.account import Account
+from turnout.server.steplog.events import read
 from turnout.server.steplog.record import Recorder
+from turnout.server.steplog.why import follow, view
 from turnout.testing import make_engine
 
 PLAIN = {"scheduler": "fcfs", "preemption": "recompute", "blocks": "paged"}
@@ -120,3 +123,11 @@ def record_day(path: Path, seed: int = 0, limit: int = 2**30, **names: str) -> E
     live(engine, seed)
     recorder.close()
     return engine
+
+
+def accounts(path: Path) -> dict[str, dict[str, object]]:
+    """Those of all requests of a recording, by id."""
+    account = Account(num_ended=2**62, most_pieces=None)
+    for _ in follow(read(path), account):
+        pass
+    return {name: view(account, record, account.now) for name, record in (account.ended | account.open).items()}

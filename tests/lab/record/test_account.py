@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from days import composed, engine_of, live, record_day
+from days import accounts, composed, engine_of, live, record_day
 
 from turnout.core import Draft, Request, Sampling, plugins
 from turnout.core.engine import Engine
@@ -16,7 +16,7 @@ from turnout.core.hooks import new_hooks
 from turnout.server.steplog.log import StepLog
 from turnout.server.steplog.pieces import LEFT_OUT, NEXT_STEP, OTHERS, PARENT
 from turnout.server.steplog.record import Recorder
-from turnout.server.steplog.why import accounts, told, why
+from turnout.server.steplog.why import told, why
 
 
 class Ticks:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from days import record_day
+from days import accounts, record_day
 
 from turnout.lab.record.perfetto import ENGINE, REQUESTS, export, load
 from turnout.server.steplog.events import Added, Stepped, read
-from turnout.server.steplog.why import accounts
 
 
 @pytest.fixture

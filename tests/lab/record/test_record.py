@@ -143,6 +143,16 @@ def test_a_recording_gives_way_to_the_next(tmp_path: Path) -> None:
     assert next(read(path)) and path.read_text() != before
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_nobody_else_may_read_it(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "day.jsonl"
+    if there:
+        path.write_text('{"turnout": 1}')
+        path.chmod(0o644)
+    record_day(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "day.jsonl"
     record_day(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -167,7 +168,10 @@ class TestBeamSearch:
             assert text_of(choice) == text.decode(engine.story[:shown])
             assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
-    def test_the_engines_limits_are_passed_on(self, api: Api, engine: ScriptedEngine, path: str) -> None:
+    def test_the_engines_limits_are_passed_on(
+        self, api_with: Callable[..., Api], engine: ScriptedEngine, path: str
+    ) -> None:
+        api = api_with(client_scheduling=True)
         api.ask(path, use_beam_search=True, max_tokens=9, min_tokens=4, ignore_eos=True, cache_salt="s", priority=2)
         (request,) = engine.requests
         assert (request.sampling.max_tokens, request.sampling.min_tokens, request.sampling.stop_ids) == (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import socket
 from collections.abc import Callable
 
 import pytest
-from callers import BOTH, Api
+from callers import BOTH, Api, Reply
 from scripted import ScriptedEngine
 
 from turnout.server.text.tokenizer import Text
@@ -96,8 +98,9 @@ class TestRequestIds:
 
     @pytest.mark.parametrize("path", BOTH)
     def test_metadata_are_labels_for_the_scheduler_and_the_fields_of_that_name_win(
-        self, api: Api, engine: ScriptedEngine, path: str
+        self, api_with: Callable[..., Api], engine: ScriptedEngine, path: str
     ) -> None:
+        api = api_with(client_scheduling=True)
         api.ask(path, max_tokens=1, user="me", metadata={"tenant": "x", "ttft_target": "0.5", "user": "another"})
         assert engine.requests[0].labels.items() >= {"tenant": "x", "ttft_target": "0.5", "user": "me"}.items()
 
@@ -181,3 +184,104 @@ def test_replies_are_utf8_json_that_a_strict_reader_takes(api: Api, engine: Scri
     reply = api.chat()
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.raw.decode("utf-8"))["choices"][0]["message"]["content"] == "日本 \u2028 é"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_of_a_key_is_written_in_any_case(api_with: Callable[..., Api], scheme: str) -> None:
+    api = api_with(api_key="hush")
+    assert api.get("/v1/models", headers={"Authorization": f"{scheme} hush"}).status == 200
+    assert api.get("/v1/models", headers={"Authorization": f"{scheme} Hush"}).status == 401
+    assert api.get("/v1/models", headers={"Authorization": "Basic hush"}).status == 401
+
+
+class TestHosts:
+    """A page of a web site can give itself a name that leads here, and read what the browser gets."""
+
+    @pytest.mark.parametrize(
+        "host",
+        ["localhost:8000", "127.0.0.1", "[::1]:9", "10.0.0.5:80", "turnout", "host.docker.internal", "a.localhost"],
+    )
+    def test_names_that_no_stranger_can_own_are_welcome(self, api: Api, host: str) -> None:
+        assert api.get("/v1/models", headers={"Host": host}).status == 200
+
+    @pytest.mark.parametrize("host", ["evil.example.com", "localhost.evil.com:8000", "127.0.0.1.nip.io"])
+    @pytest.mark.parametrize("path", ["/v1/models", "/health"])
+    def test_others_are_refused_where_no_key_protects_and_only_this_machine_should_come(
+        self, api: Api, api_with: Callable[..., Api], host: str, path: str
+    ) -> None:
+        refused = api.get(path, headers={"Host": host})
+        assert (refused.status, refused.error["code"]) == (403, "host_not_allowed")
+        assert "server.allowed_hosts" in refused.error["message"]
+        for options in ({"allowed_hosts": [host.partition(":")[0]]}, {"allowed_hosts": ["*"]}, {"host": "0.0.0.0"}):
+            assert api_with(**options).get(path, headers={"Host": host}).status == 200
+        key = {"Host": host, "Authorization": "Bearer k"}
+        assert api_with(api_key="k").get(path, headers=key).status == 200
+
+
+def test_a_target_in_absolute_form_finds_its_route(url: str) -> None:
+    host = url.removeprefix("http://")
+    for target, status in (("/v1/models", b"200"), ("/v1/models?x=1", b"200"), ("/nowhere", b"404")):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as one:
+            one.sendall(f"GET {url}{target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            assert one.recv(65536).split()[1] == status
+
+
+def test_methods_that_clients_invent_are_counted_as_one(api: Api) -> None:
+    def invent(start: int) -> int:
+        """Series there are after 20 more inventions."""
+        for number in range(start, start + 20):
+            api.call(f"INVENTED{number}", "/health")
+            api.call(f"INVENTED{number}", f"/invented/{number}")
+        return len(api.get("/metrics").raw.splitlines())
+
+    invent(0)
+    assert invent(20) == invent(40)
+    assert b"INVENTED" not in api.get("/metrics").raw and b"invented" not in api.get("/metrics").raw
+
+
+def test_the_model_has_aliases(api_with: Callable[..., Api]) -> None:
+    api = api_with(model_aliases=["gpt-4o-mini", "default"])
+    for name in ("gpt-4o-mini", "default", "models/smol"):
+        reply = api.post("/v1/completions", {"model": name, "prompt": "Hello", "max_tokens": 1})
+        assert reply.good["model"] == "models/smol"
+    assert api.post("/v1/completions", {"model": "gpt-4", "prompt": "Hello"}).status == 404
+
+
+class TestBodies:
+    FORM = b'{"prompt": "Hello", "max_tokens": 1}'
+
+    def send(self, api: Api, body: bytes, **headers: str) -> Reply:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return api.call("POST", "/v1/completions", content=body, headers={"content-type": "application/json"} | named)
+
+    def test_a_byte_order_mark_is_no_part_of_the_json(self, api: Api) -> None:
+        assert self.send(api, b"\xef\xbb\xbf" + self.FORM).status == 200
+
+    @pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "deflate", "gzip, identity"])
+    def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(self, api: Api, encoding: str) -> None:
+        refused = self.send(api, gzip.compress(self.FORM), content_encoding=encoding)
+        assert refused.status == 415 and encoding in refused.error["message"]
+
+    def test_identity_is_no_encoding(self, api: Api) -> None:
+        assert self.send(api, self.FORM, content_encoding="identity").status == 200
+
+
+class TestScheduling:
+    """What a request says of its scheduling counts where the operator wants it to."""
+
+    def test_metadata_reaches_no_scheduler_unless_clients_may_choose(self, api: Api, engine: ScriptedEngine) -> None:
+        assert api.complete(metadata={"pin": "true", "tenant": "me"}, user="u", max_tokens=1).status == 200
+        assert dict(engine.requests[-1].labels).keys() == {"user", "request"}
+
+    @pytest.mark.parametrize("path", BOTH)
+    def test_a_priority_is_refused_then_but_for_the_usual_one(self, api: Api, path: str) -> None:
+        refused = api.ask(path, priority=-1)
+        assert (refused.status, refused.error["param"]) == (400, "priority")
+        assert "server.client_scheduling=true" in refused.error["message"]
+        assert api.ask(path, priority=0, max_tokens=1).status == 200
+
+    def test_both_count_where_they_may(self, api_with: Callable[..., Api], engine: ScriptedEngine) -> None:
+        api = api_with(client_scheduling=True)
+        assert api.complete(metadata={"pin": "true"}, priority=-3, max_tokens=1).status == 200
+        request = engine.requests[-1]
+        assert request.labels["pin"] == "true" and request.priority == -3

@@ -149,8 +149,10 @@ def test_the_seeds_of_a_prompt_do_not_depend_on_the_prompts_beside_it(api: Api, 
     assert [request.sampling.seed for request in engine.requests] == [5, 6, 5, 6]
 
 
-def test_policies_see_priority_salt_and_labels(api: Api, engine: ScriptedEngine) -> None:
-    reply = api.complete(n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex")
+def test_policies_see_priority_salt_and_labels(api_with: Callable[..., Api], engine: ScriptedEngine) -> None:
+    reply = api_with(client_scheduling=True).complete(
+        n=2, priority=-3, cache_salt="abc", user="ann", service_tier="flex"
+    )
     for request in engine.requests:
         assert (request.priority, request.salt) == (-3, "abc")
         assert request.labels == {"user": "ann", "service_tier": "flex", "request": reply.headers["x-request-id"]}
