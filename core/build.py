@@ -16,7 +16,7 @@ from turnout.core.config import Config, chosen, to_container
 from turnout.core.engine import Engine
 from turnout.core.interfaces import BlockManager
 from turnout.core.model import ModelInfo, ModelLoader, ModelRunner, Progress
-from turnout.core.negotiate import choose_attention, choose_quantizer
+from turnout.core.negotiate import choose_attention, choose_quantizer, choose_structured
 from turnout.core.optional import NamedKernels, NotedModel, PreparedQuantizer, SharingBlocks
 from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
@@ -44,7 +44,11 @@ def build_engine(
     max_model_len = _context(config.limits, info)
     runner: ModelRunner = config.runner
     info = runner.prepare(info, replace(config.limits, max_model_len=max_model_len), progress)
-    chose = choose_attention(config, info, found), choose_quantizer(config, info, found)
+    chose = (
+        choose_attention(config, info, found),
+        choose_quantizer(config, info, found),
+        choose_structured(config, info, found),
+    )
     if isinstance(config.quant, PreparedQuantizer):
         config.quant.prepare(info.quantization, info)
     served = loader.load(
@@ -81,7 +85,16 @@ def build_engine(
     )
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not walk the model's objects in the middle of a step
-    return Engine(runner, config.scheduler, blocks, config.preemption, engine_info, hooks=found.manager)
+    return Engine(
+        runner,
+        config.scheduler,
+        blocks,
+        config.preemption,
+        engine_info,
+        hooks=found.manager,
+        structured=config.structured,
+        limits=config.limits,
+    )
 
 
 def fingerprint(config: Config, path: str, found: Plugins) -> str:

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeGuard
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from turnout.core import interfaces, model, optional, parsers
+from turnout.core import interfaces, model, optional, parsers, structured
 from turnout.core.conformance import departures, members, missing
 
 SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract), of those the configuration chooses
@@ -24,6 +24,7 @@ SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract
     "runner": ("register_runners", model.ModelRunner),
     "tool_parser": ("register_tool_parsers", parsers.ToolParser),
     "reasoning_parser": ("register_reasoning_parsers", parsers.ReasoningParser),
+    "structured": ("register_structured", structured.Structured),
 }
 ALL_SLOTS = {**SLOTS, "format": ("register_formats", model.Format)}  # a format is chosen by a file's suffix
 OPTIONAL: Mapping[str, tuple[type, ...]] = {  # what a component may offer besides

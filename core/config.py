@@ -36,6 +36,7 @@ class Config:
     runner: Any = MISSING
     tool_parser: Any = MISSING
     reasoning_parser: Any = MISSING
+    structured: Any = MISSING
     limits: Limits = field(default_factory=Limits)
 
 

@@ -16,23 +16,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
 from turnout.core.cost import StepCost
 from turnout.core.draft import Draft
+from turnout.core.grammars import Grammars
 from turnout.core.hooks import Hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.model import Runner
 from turnout.core.optional import SharingBlocks
+from turnout.core.structured import Structured
 from turnout.core.swap import Swapper
 from turnout.core.types import (
     PENDING,
     ContractError,
     EngineInfo,
     Finish,
+    Limits,
     Logprobs,
     Output,
     Request,
@@ -72,6 +75,8 @@ class Engine:
         info: EngineInfo,
         *,
         hooks: Hooks,
+        structured: Structured | None = None,
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info, self.stats = info, Stats(num_blocks=info.num_blocks, num_blocks_free=info.num_blocks)
@@ -86,6 +91,8 @@ class Engine:
         self._running: dict[str, Request] = {}
         self._unborn: dict[str, Request] = {}  # wait for their parent's prompt; no scheduler sees them yet
         self._kept: dict[str, Request] = {}  # finished, with their blocks
+        self._compiling: dict[str, Request] = {}  # wait for their form; no scheduler sees them yet
+        self._grammars = Grammars(structured, limits or Limits(), info.vocab_size, self.stats.grammars, clock)
         self._ahead: Flight | None = None  # what is being computed
         self._ended = 0.0
         self._number = self._idle_steps = self._failed_steps = 0
@@ -96,11 +103,11 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Some request is not finished."""
-        return bool(self._waiting or self._running or self._unborn)
+        return bool(self._waiting or self._running or self._unborn or self._compiling)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        return (*self._waiting.values(), *self._unborn.values())
+        return (*self._waiting.values(), *self._unborn.values(), *self._compiling.values())
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -109,12 +116,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming the limit and the number."""
         info, asked = self.info, len(request.tokens) + request.sampling.max_tokens
-        if any(request.id in those for those in (self._waiting, self._running, self._unborn, self._kept)):
+        if any(request.id in those for those in self._queues(self._kept)):
             raise ValueError(f"request id {request.id!r} is already in use")
         if request.parent == request.id:
             raise ValueError(f"request {request.id!r} names itself as its parent, and would wait for itself")
-        if request.sampling.structured is not None:
-            raise ValueError("structured output is not served by this engine")
         _check_ids(request, info.vocab_size)
         if asked > info.max_model_len:
             raise ValueError(
@@ -128,18 +133,39 @@ class Engine:
                 f"({info.num_blocks} blocks of {info.block_size})"
             )
         request.arrived = request.arrived or self._clock()
+        if self._grammars.ask(request, self._kept.get(request.parent or "")):
+            self._queue(request)
+        else:
+            self._compiling[request.id] = request
+        if self._wants_added:
+            self._hooks.hook.request_added(request=request)
+
+    def _queue(self, request: Request) -> None:
         if request.parent is None:
             self._waiting[request.id] = request
         else:
             self._unborn[request.id] = request
             self._bear()
-        if self._wants_added:
-            self._hooks.hook.request_added(request=request)
+
+    def _queues(self, *others: dict[str, Request]) -> tuple[dict[str, Request], ...]:
+        return (self._running, self._waiting, self._unborn, self._compiling, *others)
+
+    def _settle_grammars(self) -> list[Output]:
+        """Let those wait in line whose form is compiled, and end those whose form is refused."""
+        outputs: list[Output] = []
+        for rid, refusal in self._grammars.settled() if self._compiling else ():
+            request = self._compiling.pop(rid)
+            if refusal is None:
+                self._queue(request)
+            else:
+                outputs.append(self._output(request, (), Finish.REFUSED, (), (), refusal, self._clock()))
+        if self._compiling and not (self._waiting or self._running):
+            self._grammars.wait()
+        return outputs
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is. Unknown ids are ignored: it may just have finished."""
-        queues = (self._waiting, self._running, self._unborn)
-        request = next((queue.pop(request_id) for queue in queues if request_id in queue), None)
+        request = next((queue.pop(request_id) for queue in self._queues() if request_id in queue), None)
         if request is not None:
             self._finish(request, Finish.ABORT)
             self._bear()
@@ -150,6 +176,7 @@ class Engine:
         request = self._kept.pop(request_id, None)
         if request is not None:
             self._blocks.release(request)
+            self._grammars.drop(request_id)
             self._hooks.hook.request_dropped(request=request)
             self._gauge()
 
@@ -158,19 +185,21 @@ class Engine:
 
         Raises ContractError when the scheduler breaks a rule; every block is whole then, and no request is lost.
         """
+        settled = self._settle_grammars()
         draft = self._draft(self._clock())
         step, scheduled = self._schedule(draft), self._clock()
         submit = getattr(self._runner, "submit", None)  # isinstance(…, AsyncRunner) takes microseconds
         future = None if submit is None else submit(step)
         if future is not None and self._sharing is not None:
             self._sharing.settle(True)  # there was nothing to move
-        before, self._ahead, outputs, result = self._ahead, None, [], None
+        before, self._ahead, outputs, result = self._ahead, None, settled, None
         if before is not None:
             result = self._compute(before)
-            outputs = self._land(before, result)
+            outputs += self._land(before, result)
             ended = [chunk for chunk in step.chunks if chunk.request.finish is not None]
             if ended and future is None:
-                step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk not in ended))
+                chunks = tuple(chunk for chunk in step.chunks if chunk not in ended)
+                step = replace(step, chunks=chunks, constraint=self._grammars.constrain(chunks))
         flight = Flight(step, draft, scheduled, future)
         if isinstance(result, Exception):
             outputs += self._land(flight, result)  # it was built on what failed
@@ -262,11 +291,12 @@ class Engine:
             name = type(self._scheduler).__qualname__
             raise ContractError(f"the scheduler {name} failed: {type(error).__name__}: {error}") from error
         self._back_to_waiting(step.preempted)
-        return step
+        constraint = self._grammars.constrain(step.chunks)
+        return step if constraint is None else replace(step, constraint=constraint)
 
     def _watch_progress(self, step: Step) -> None:
         """Raise ContractError when for long nothing ran, or the same was computed and thrown away again."""
-        if not self.busy or any(c.end > c.request.furthest for c in step.chunks):
+        if not (self._waiting or self._running or self._unborn) or any(c.end > c.request.furthest for c in step.chunks):
             self._idle_steps = 0
             return
         self._idle_steps += 1
@@ -295,9 +325,13 @@ class Engine:
         ahead = flight.future is not None
         if not ahead:
             self._swapper.done()
+        constraint = flight.step.constraint
+        if constraint is not None:
+            result = constraint.judged(result)
         index, lost, num_tokens, outputs, size = 0, 0, 0, [], self.info.block_size
         waiting, publish, tokens = self._waiting, self._blocks.publish, result.tokens
-        plain = not (result.scores or result.logprobs or result.errors)
+        plain = not (result.scores or result.logprobs or result.errors or constraint)
+        complete = constraint.complete if constraint is not None else ()
         for request, start, count, samples in flight.step.chunks:
             num_tokens += count
             if ahead:
@@ -320,7 +354,7 @@ class Engine:
             if end % size < count and request.blocks:  # a block became full, and was not taken away since
                 publish(request)
             if not (samples and plain):
-                outputs += self._result_of(request, end, index if samples else None, result, now)
+                outputs += self._result_of(request, end, index if samples else None, result, complete, now)
                 index += samples
                 continue
             token, history, sampling = tokens[index], request.tokens, request.sampling  # the common case, kept cheap
@@ -337,8 +371,11 @@ class Engine:
         self.stats.step_tokens = num_tokens
         return outputs
 
-    def _result_of(self, request: Request, end: int, index: int | None, result: Result, now: float) -> list[Output]:
-        """One chunk's share of a result: a token, scores, an error; perhaps nothing."""
+    def _result_of(
+        self, request: Request, end: int, index: int | None, result: Result, complete: Collection[int], now: float
+    ) -> list[Output]:
+        """One chunk's share of a result: a token, scores, an error; perhaps nothing. `complete`: answers that may not go
+        on, by their form."""
         scored = tuple(result.scores.get(request.id, ()))
         request.num_scored += len(scored)
         if index is None:
@@ -353,7 +390,8 @@ class Engine:
         if request.first_token_at is None:
             request.first_token_at = now
         marks = () if shown is None else (shown,)
-        return [self._output(request, (token,), _verdict(request, token), marks, scored, None, now)]
+        verdict = Finish.COMPLETE if index in complete else _verdict(request, token)
+        return [self._output(request, (token,), verdict, marks, scored, None, now)]
 
     def _admit(self, request: Request, start: int, began: float) -> None:
         """A waiting request ran."""
@@ -371,8 +409,8 @@ class Engine:
             return
         born = {}
         for child in self._unborn.values():
-            rid, queues = child.parent, (self._running, self._waiting, self._unborn)
-            parent = next((queue[rid] for queue in queues if rid in queue), None)
+            rid = child.parent or ""
+            parent = next((queue[rid] for queue in self._queues() if rid in queue), None)
             if parent is None or parent.num_generated:
                 born[child.id] = child
         for rid in born:
@@ -408,10 +446,11 @@ class Engine:
         request.finish = why
         if request.tokens[-1] == PENDING:
             request.tokens.pop()
-        if request.keep and why in (Finish.STOP, Finish.LENGTH):
+        if request.keep and why in (Finish.STOP, Finish.COMPLETE, Finish.LENGTH):
             self._kept[request.id] = request
         else:
             self._blocks.release(request)
+            self._grammars.drop(request.id)
         self._swapper.drop(request)
         self.stats.finished[why.value] = self.stats.finished.get(why.value, 0) + 1
         if self._wants_finished:
@@ -432,11 +471,12 @@ class Engine:
 
     def _counts(self) -> tuple[int, int, int]:
         """Waiting, running, free blocks."""
-        return len(self._waiting) + len(self._unborn), len(self._running), self._blocks.num_free
+        return len(self._waiting) + len(self._unborn) + len(self._compiling), len(self._running), self._blocks.num_free
 
     def _gauge(self) -> None:
         stats = self.stats
         stats.num_waiting, stats.num_running, stats.num_blocks_free = self._counts()
+        stats.num_compiling = len(self._compiling)
         stats.num_swapped = sum(1 for r in self._waiting.values() if r.host_blocks) if stats.host_blocks else 0
 
 

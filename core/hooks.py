@@ -17,6 +17,7 @@ from turnout.core.interfaces import (
 )
 from turnout.core.model import Format, ModelLoader, ModelRunner
 from turnout.core.parsers import ReasoningParser, ToolParser
+from turnout.core.structured import Structured
 from turnout.core.types import Request, Step, StepReport
 
 Hooks = pluggy.PluginManager
@@ -97,6 +98,11 @@ def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
 @hookspec
 def register_formats(register: Register[Format]) -> None:
     """Offer readers of model files, by their suffix."""
+
+
+@hookspec
+def register_structured(register: Register[Structured]) -> None:
+    """Offer what compiles and enforces the form of an answer."""
 
 
 @hookspec

@@ -23,7 +23,7 @@ PlanT = TypeVar("PlanT")
 # The current version of each slot's contract. docs/contracts.md says what changed.
 CONTRACTS = dict.fromkeys(
     ("loader", "attention", "scheduler", "preemption", "blocks", "quant", "runner", "format")
-    + ("tool_parser", "reasoning_parser"),
+    + ("tool_parser", "reasoning_parser", "structured"),
     1,
 )
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
@@ -94,7 +94,8 @@ def _listed(values: Any) -> str:
 @dataclass
 class Auto:
     """attention: the backend of the highest `Capabilities.auto_rank` that can serve the model here. quant: what reads the
-    checkpoint. tool_parser, reasoning_parser: what the chat template teaches. The start says which, and why not the others."""
+    checkpoint. tool_parser, reasoning_parser: what the chat template teaches. structured: what has the highest `auto_rank`
+    and can read the tokenizer. The start says which, and why not the others."""
 
 
 class Scheduler(Protocol):

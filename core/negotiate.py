@@ -8,7 +8,7 @@ from turnout.core.choices import Choice
 from turnout.core.config import Config, chosen
 from turnout.core.interfaces import Auto, Capabilities
 from turnout.core.model import ModelInfo
-from turnout.core.optional import RankedQuantizer, RefusingBackend
+from turnout.core.optional import RankedQuantizer, RankedStructured, RefusingBackend
 from turnout.core.plugins import OWN, Plugins
 from turnout.core.types import ModelError
 
@@ -81,6 +81,34 @@ def choose_quantizer(config: Config, info: ModelInfo, found: Plugins) -> str:
     return f"quant=auto chose {name}: the checkpoint is quantized as {method!r}" if asked == "auto" and method else ""
 
 
+def choose_structured(config: Config, info: ModelInfo, found: Plugins) -> str:
+    """Prepare what enforces the form of an answer, or choose one for `auto`; the note that says which.
+
+    Raises ModelError for one that was asked for and can't be had. `auto` without any that can stands for `none`.
+    """
+    asked = chosen(config, found)["structured"]
+    if asked != "auto":
+        if obstacles := found.get("structured", asked).obstacles():
+            raise ModelError(f"structured={asked} can't be had here: {'; '.join(obstacles)}")
+        config.structured.prepare(info.path, info.vocab_size)
+        return ""
+    passed: list[str] = []
+    known = [c for c in found.choices.values() if c.slot == "structured" and isinstance(c.component, RankedStructured)]
+    for choice in sorted(known, key=_structured_place):
+        reasons = choice.obstacles()
+        try:
+            if not reasons:
+                config.structured = choice.component()
+                config.structured.prepare(info.path, info.vocab_size)
+                why = f"not {'; not '.join(passed)}" if passed else "the best that is installed"
+                return f"structured=auto chose {choice.name}: {why}"
+        except ModelError as error:
+            reasons = [str(error)]
+        passed.append(f"{choice.name}, since {'; '.join(reasons)}")
+    config.structured = found.get("structured", "none").component()
+    return f"structured=auto chose none: not {'; not '.join(passed)}"
+
+
 def in_order(backends: Iterable[Choice], device: str) -> list[Choice]:
     """The attention backends that take part in attention=auto on a device type, best first."""
     ranks = [(_capabilities(choice).auto_rank, choice) for choice in backends]
@@ -101,4 +129,9 @@ def _reads(choice: Choice) -> frozenset[str]:
 
 def _quantizer_place(choice: Choice) -> tuple[float, bool, str]:
     rank = choice.component.auto_rank if isinstance(choice.component, RankedQuantizer) else 0.0
+    return -rank, choice.package != OWN, choice.name
+
+
+def _structured_place(choice: Choice) -> tuple[float, bool, str]:
+    rank: float = choice.component.auto_rank  # type: ignore[attr-defined]
     return -rank, choice.package != OWN, choice.name

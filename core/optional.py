@@ -18,7 +18,7 @@ from turnout.core.types import Batch, BlockMoves, BlockStats, LayerSpec, Request
 
 __all__ = [
     "AsyncRunner", "BlockMoves", "BlockStats", "DequantizingLinear", "JoiningLinear", "MachineCheck", "NamedKernels",
-    "NativeProduct", "NotedModel", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "RankedQuantizer",
+    "NativeProduct", "NotedModel", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "RankedQuantizer", "RankedStructured",
     "RefreshingPlans", "RefusingBackend", "SharingBlocks", "StackCheck", "Versioned",
 ]  # fmt: skip
 
@@ -119,6 +119,13 @@ class PreparedQuantizer(Protocol):
 @runtime_checkable
 class RankedQuantizer(Protocol):
     """quant: which of those that read a checkpoint quant=auto takes. Without a rank it is 0."""
+
+    auto_rank: ClassVar[float]  # highest first; equal ones: Turnout's own, then by name
+
+
+@runtime_checkable
+class RankedStructured(Protocol):
+    """structured: for one that takes part in structured=auto."""
 
     auto_rank: ClassVar[float]  # highest first; equal ones: Turnout's own, then by name
 

@@ -27,7 +27,7 @@ from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, problem
 from turnout.core.model import Format
 
 OWN = "turnout"  # our distribution
-AUTOMATIC = ("attention", "quant", "tool_parser", "reasoning_parser")  # slots that have `auto`
+AUTOMATIC = ("attention", "quant", "tool_parser", "reasoning_parser", "structured")  # slots that have `auto`
 PATIENCE = 30.0  # seconds for a stranger's import, and for its registering; TURNOUT_IMPORT_SECONDS says otherwise
 
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from turnout.core.types import StructuredSpec
+from turnout.core.types import Constraint, StructuredSpec
 
-__all__ = ["Grammar", "GrammarState", "Structured", "StructuredSpec"]
+__all__ = ["Constraint", "Grammar", "GrammarState", "Structured", "StructuredSpec"]
 
 
 class GrammarState(Protocol):
@@ -29,8 +29,8 @@ class GrammarState(Protocol):
         ...
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Take tokens in, one after the other, up to the first that the grammar does not allow; how many it took. An end
-        token is none of the grammar's and is never passed."""
+        """Take tokens in, one after the other, up to the first that may not follow; how many it took. An end token never
+        may."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
@@ -43,7 +43,7 @@ class GrammarState(Protocol):
 
     def fill(self, row: Tensor) -> None:
         """Write which tokens may follow: bit t % 32 of `row[t // 32]`; `row` is int32 [ceil(vocab_size / 32)], on the
-        host. The bits of end tokens may be anything: the caller writes them."""
+        host. End tokens never may: the caller adds those of its request where `accepting`."""
         ...
 
 
@@ -64,6 +64,6 @@ class Structured(Protocol):
         ...
 
     def compile(self, spec: StructuredSpec) -> Grammar:
-        """Called on threads, several at once. `spec.after` is the caller's business. Raises ValueError for what is not
+        """Called on threads, several at once. Raises ValueError for what is not
         valid, or what it would not enforce to the letter, naming the path in the schema."""
         ...

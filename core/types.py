@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from torch import Tensor
 
@@ -26,9 +26,11 @@ class Finish(Enum):
     """Why a request ended."""
 
     STOP = "stop"  # a stop token
+    COMPLETE = "complete"  # it has its form whole: nothing may follow
     LENGTH = "length"  # max_tokens, or the end of the context
     ABORT = "abort"  # the caller asked
     ERROR = "error"  # this request failed; Output.error says how
+    REFUSED = "refused"  # the form it asked for can't be served; Output.error says why
 
 
 class PreemptMode(Enum):
@@ -56,15 +58,13 @@ class StructuredSpec:
 
     kind: Kind
     value: str = ""
-    whitespace: Whitespace | None = (
-        None  # between the parts of JSON: none, or as the model likes; None: as the slot says
-    )
+    whitespace: Whitespace = "compact"  # between the parts of JSON: none, or as the model likes
     after: str = ""  # the form holds for what follows this text, the end of the reasoning; "": for the whole answer
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"structured.kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
-        if self.whitespace not in (None, *get_args(Whitespace)):
+        if self.whitespace not in get_args(Whitespace):
             raise ValueError(f"structured.whitespace must be compact or any, got {self.whitespace!r}")
         if (self.kind == "json_object") != (not self.value):
             raise ValueError(f"structured.value must {'be empty' if self.value else 'not be empty'} for {self.kind}")
@@ -93,6 +93,7 @@ class Sampling:
     prompt_logprobs: int | None = None  # likewise for each prompt token but the first
     forced: tuple[int, ...] = ()  # the first tokens generated, whatever the logits say: to compare engines
     structured: StructuredSpec | None = None  # the form the answer must have
+    fitting_tops: bool = False  # the alternatives beside a token are of those its form allows: for beams
     plain: bool = field(init=False, repr=False, compare=False)  # greedy, nothing else asked: the sampler's fast path
 
     def __post_init__(self) -> None:
@@ -146,6 +147,7 @@ class Request:
     keep: bool = (
         False  # its blocks stay after its end, for requests it is the parent of, until dropped or room is short
     )
+    num_begun: int = 0  # so many tokens at the prompt's end are of the answer already: a beam extends another
     num_prompt: int = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache
     blocks: array[int] = field(default_factory=lambda: array("i"))  # block ids, written by the block manager
@@ -207,6 +209,30 @@ class BlockMoves(NamedTuple):
     back: tuple[Move, ...] = ()  # host block -> cache block
 
 
+class Constraint(Protocol):
+    """What the samples of a step may be. A runner must ask it before it samples, and tell it what it sampled."""
+
+    rows: tuple[int, ...]  # the samples that it is about, ascending
+
+    def fill(self) -> Tensor:
+        """int32 [len(rows), ceil(vocab_size / 32)] on the host: bit t % 32 of word t // 32 says whether token t may be
+        sampled. Stop tokens may where the answer may end."""
+        ...
+
+    def take(self, tokens: Sequence[int], failed: Collection[int] = ()) -> None:
+        """What was sampled, of all the step's samples in order; `failed`: those that have no token."""
+        ...
+
+    def judged(self, result: Result) -> Result:
+        """For the engine: the result with the errors found in `take`. Raises ContractError for a runner that did not ask."""
+        ...
+
+    @property
+    def complete(self) -> Collection[int]:
+        """For the engine: the samples after which nothing may follow."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one forward pass computes. Moves happen first: all of `swap_out`, then `copies`, then `swap_in`; within each,
@@ -217,6 +243,7 @@ class Step:
     swap_out: tuple[Move, ...] = ()  # cache block -> host block
     copies: tuple[Move, ...] = ()  # cache block -> cache block: a shared block is about to be written
     swap_in: tuple[Move, ...] = ()  # host block -> cache block
+    constraint: Constraint | None = field(default=None, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -330,6 +357,19 @@ class BlockStats:
 
 
 @dataclass(slots=True)
+class GrammarStats:
+    """What is counted of forms of answers; it only grows."""
+
+    compiled: int = 0  # forms
+    reused: int = 0  # requests whose form was compiled, or being compiled, already
+    refused: int = 0  # requests
+    failed: int = 0  # requests that sampled what their form does not allow
+    compile_seconds: float = 0.0
+    masks: int = 0  # rows of bits
+    mask_seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Stats:
     """The engine's gauges and counters; counters only grow."""
 
@@ -353,6 +393,8 @@ class Stats:
     swapped_blocks_in: int = 0
     blocks: BlockStats = field(default_factory=BlockStats)  # what the block manager counts
     finished: dict[str, int] = field(default_factory=dict)  # by Finish value
+    grammars: GrammarStats = field(default_factory=GrammarStats)
+    num_compiling: int = 0  # waiting requests whose form is being compiled
     step_seconds: float = 0.0  # of the last step
     schedule_seconds: float = 0.0  # of the last step
 
@@ -366,12 +408,17 @@ class Limits:
     max_model_len: int | None = None  # tokens of prompt and answer; null: what the model was made for
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory this process may use
     cpu_memory_utilization: float = 0.3  # share of the free memory the key/value cache may take, on a CPU
+    max_grammar_size: int = 1 << 18  # characters of the form an answer must have
+    grammar_timeout: float = 10.0  # seconds that compiling it may take
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"limits.{name} must be at least 1, got {value}")
+        if self.max_grammar_size < 1 or not self.grammar_timeout > 0:
+            wrong = "max_grammar_size" if self.max_grammar_size < 1 else "grammar_timeout"
+            raise ValueError(f"limits.{wrong} must be above 0, got {getattr(self, wrong)}")
         for name in ("gpu_memory_utilization", "cpu_memory_utilization"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"limits.{name} must be above 0 and at most 1, got {getattr(self, name)}")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
 
 from hydra.core.config_store import ConfigStore
 
 from turnout.core.config import Config
+from turnout.core.types import StructuredSpec, Whitespace
+
+FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")  # what says the form of an answer
 
 
 @dataclass
@@ -31,6 +37,7 @@ class ServerConfig:
     log_requests: bool = False  # a line on stderr for each
     debug: bool = False  # /debug/requests and /debug/engine show what the engine does and why
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
+    json_whitespace: str = "compact"  # in JSON that has a form: compact (none), or any, as the model likes
     metrics_compat: list[str] = field(default_factory=lambda: ["v0", "v1"])  # whose older names /metrics repeats
     cors_origins: list[str] = field(default_factory=list)  # web pages that may call from a browser
 
@@ -39,6 +46,8 @@ class ServerConfig:
             raise ValueError(f"server.port must be between 0 and 65535, got {self.port}")
         if self.generation_config not in ("auto", "none"):
             raise ValueError(f"server.generation_config must be auto or none, got {self.generation_config!r}")
+        if self.json_whitespace not in get_args(Whitespace):
+            raise ValueError(f"server.json_whitespace must be compact or any, got {self.json_whitespace!r}")
         if self.api_key == "":  # as an unset variable of the shell makes it
             raise ValueError("server.api_key must not be empty: give a key, or leave it out to ask for none")
         if set(self.metrics_compat) - {"v0", "v1"}:
@@ -53,6 +62,10 @@ class ServerConfig:
         for name in ("drain_timeout", "stall_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"server.{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def whitespace(self) -> Whitespace:
+        return "any" if self.json_whitespace == "any" else "compact"
 
 
 @dataclass
@@ -77,8 +90,15 @@ class SamplingConfig:
     length_penalty: float = 1.0  # above 1 a beam search prefers longer answers
     early_stopping: bool | str = False  # when a beam search ends: false, true or never
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
+    json_schema: str | None = None  # the form of the answer: a schema, as JSON or the name of a file that holds it
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # an expression for the whole answer
+    choice: list[str] = field(default_factory=list)  # the answer is one of these texts
+    grammar: str | None = None  # in Lark or GBNF, or the name of a file that holds it
+    json_whitespace: str = "compact"  # or any
 
     def __post_init__(self) -> None:
+        self._check_form()
         if self.generation_config not in ("auto", "none"):
             raise ValueError(f"sampling.generation_config must be auto or none, got {self.generation_config!r}")
         if "" in self.stop:
@@ -93,6 +113,25 @@ class SamplingConfig:
         if not -10 <= self.length_penalty <= 10:
             raise ValueError(f"sampling.length_penalty must be between -10 and 10, got {self.length_penalty}")
         self._check_beam()
+
+    def _check_form(self) -> None:
+        given = [name for name in FORMS if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"an answer has one form: set sampling.{given[0]} or sampling.{given[1]}, not both")
+        if self.json_whitespace not in get_args(Whitespace):
+            raise ValueError(f"sampling.json_whitespace must be compact or any, got {self.json_whitespace!r}")
+
+    @property
+    def structured(self) -> StructuredSpec | None:
+        """The form of the answer. Raises ValueError for a file that can't be read."""
+        kind = next((name for name in FORMS if getattr(self, name)), None)
+        if kind is None:
+            return None
+        value = getattr(self, kind)
+        if kind in ("json_schema", "grammar") and "\n" not in value and Path(value).is_file():
+            value = Path(value).read_text(encoding="utf-8")
+        text = "" if kind == "json_object" else json.dumps(value) if kind == "choice" else value
+        return StructuredSpec(kind, text, "any" if self.json_whitespace == "any" else "compact")  # type: ignore[arg-type]
 
     def _check_beam(self) -> None:
         """Options that have no meaning with a beam search, or without one."""

@@ -22,6 +22,7 @@ from turnout.testing.loader import LoaderContract
 from turnout.testing.policies import PreemptionContract, SchedulerContract
 from turnout.testing.quant import QuantizerContract
 from turnout.testing.runner import RunnerContract
+from turnout.testing.structured import StructuredContract
 
 __all__ = [
     "AttentionCase",
@@ -35,6 +36,7 @@ __all__ = [
     "QuantizerContract",
     "RunnerContract",
     "SchedulerContract",
+    "StructuredContract",
     "TokenCacheRunner",
     "attention_cases",
     "attention_oracle",

@@ -17,6 +17,7 @@ from turnout.testing.parsers import ReasoningParserContract, ToolParserContract
 from turnout.testing.policies import PreemptionContract, SchedulerContract, rules
 from turnout.testing.quant import quant_rules
 from turnout.testing.runner import RunnerContract
+from turnout.testing.structured import StructuredContract
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] 
     "format": lambda component: rules(FormatContract, component),
     "tool_parser": lambda component: rules(ToolParserContract, component),
     "reasoning_parser": lambda component: rules(ReasoningParserContract, component),
+    "structured": lambda component: rules(StructuredContract, component),
 }
 
 __all__ = ["Checked", "check_component"]

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from turnout.core.draft import Draft
 from turnout.core.engine import Engine
@@ -20,7 +21,8 @@ from turnout.core.hooks import Hooks, new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.optional import SharingBlocks
 from turnout.core.plugins import load
-from turnout.core.types import EngineInfo, Logprobs, PreemptMode, Request, Result, Step
+from turnout.core.structured import Structured
+from turnout.core.types import EngineInfo, Limits, Logprobs, PreemptMode, Request, Result, Step
 
 VOCAB = 997
 
@@ -35,6 +37,12 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+def fitting(token: int, bits: Tensor) -> int:
+    """The first token from this one on that a row of bits allows."""
+    allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), bitorder="little"))
+    return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
 
 
 class TokenCacheRunner:
@@ -65,6 +73,10 @@ class TokenCacheRunner:
                     for p in range(first, end)
                 ]
                 scores[request.id] = found
+        if step.constraint is not None:
+            for row, bits in zip(step.constraint.rows, step.constraint.fill(), strict=True):
+                tokens[row] = fitting(tokens[row], bits)
+            step.constraint.take(tokens)
         return Result(tokens, scores=scores)
 
 
@@ -100,6 +112,8 @@ def make_engine(
     blocks: BlockManager | None = None,
     preemption: Preemption | None = None,
     hooks: Hooks | None = None,
+    structured: Structured | None = None,
+    limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine on the fake model."""
@@ -125,7 +139,17 @@ def make_engine(
     manager = blocks or _default_blocks(block_size)
     num_host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
     runner = TokenCacheRunner(num_blocks, block_size, num_host)
-    return Engine(runner, scheduler, manager, policy, info, hooks=hooks or new_hooks(), clock=clock)
+    return Engine(
+        runner,
+        scheduler,
+        manager,
+        policy,
+        info,
+        hooks=hooks or new_hooks(),
+        structured=structured,
+        limits=limits,
+        clock=clock,
+    )
 
 
 def check_balance(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from turnout.core import AttentionBackend, Chunk, KVSpec, ModelError, ModelInfo, Sampling, Step
 from turnout.core.model import Limits, Logprobs, Model, Move, Progress, Result
+from turnout.core.structured import Constraint
 from turnout.plugins.runner.compiled import Compiled, missing_compiler
 from turnout.plugins.runner.forward import Eager, Forward, Layers
 from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder
@@ -104,7 +105,9 @@ class LocalRunner:
     @torch.inference_mode()
     def _run(self, step: Step) -> Result:
         self._move(step.swap_out, step.copies, step.swap_in)
-        return self._computed(flatten(step.chunks, self._spec.block_size)) if step.chunks else Result([])
+        return (
+            self._computed(flatten(step.chunks, self._spec.block_size), step.constraint) if step.chunks else Result([])
+        )
 
     def submit(self, step: Step) -> Future[Result] | None:
         """Nothing to move, and nobody's sampling may look at tokens: they are written to meanwhile."""
@@ -112,23 +115,23 @@ class LocalRunner:
             return None
         if any(_looks_back(chunk.request.sampling) for chunk in step.chunks):
             return None
-        return self._worker.submit(self._run_behind, flatten(step.chunks, self._spec.block_size))
+        return self._worker.submit(self._run_behind, flatten(step.chunks, self._spec.block_size), step.constraint)
 
     @torch.inference_mode()
-    def _run_behind(self, host_batch: HostBatch) -> Result:
+    def _run_behind(self, host_batch: HostBatch, constraint: Constraint | None) -> Result:
         for row, request_id in host_batch.unknown:
             host_batch.tokens[row] = self._last.get(
                 request_id, 0
             )  # one without a token has failed: what it computes is lost
         self._last = {}
-        result = self._computed(host_batch)
+        result = self._computed(host_batch, constraint)
         self._last = dict(zip((chunk.request.id for chunk in host_batch.sampled), result.tokens, strict=True))
         return result
 
-    def _computed(self, host_batch: HostBatch) -> Result:
+    def _computed(self, host_batch: HostBatch, constraint: Constraint | None) -> Result:
         logits, sampled = self._forward(host_batch), host_batch.sampled
         requests, num_done = [c.request for c in sampled], [c.end - c.request.num_prompt for c in sampled]
-        tokens, logprobs, errors = sample(logits[: len(sampled)], requests, num_done)
+        tokens, logprobs, errors = sample(logits[: len(sampled)], requests, num_done, constraint)
         return Result(tokens, logprobs, errors, _scores(logits, len(sampled), host_batch.scored))
 
     def _move(self, out: Sequence[Move], copies: Sequence[Move], back: Sequence[Move]) -> None:

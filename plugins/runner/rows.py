@@ -105,3 +105,22 @@ def chunk_of(x: Tensor, chunks: Ids) -> Doubles:
     where = torch.from_numpy(chunks[:, None] * CHUNK + np.arange(CHUNK)).to(x.device)
     entries = x.gather(1, where.clamp_max(x.shape[1] - 1)).masked_fill_(where >= x.shape[1], 0.0)
     return entries.double().cpu().numpy()
+
+
+def unpacked(bits: Tensor, size: int, device: torch.device) -> Tensor:
+    """bool [R, size] on `device` of int32 [R, ceil(size / 32)] on the host, the lowest bit first."""
+    if device.type == "cpu":
+        found = np.unpackbits(bits.numpy().view(np.uint8), axis=1, count=size, bitorder="little")
+        return torch.from_numpy(found.view(np.bool_))
+    places = torch.arange(32, dtype=torch.int32, device=device)
+    return (bits.to(device)[:, :, None] >> places & 1).bool().flatten(1)[:, :size]
+
+
+def only(x: Tensor, rows: Sequence[int], allowed: Tensor) -> None:
+    """Make every other entry of these rows -inf, in place; `allowed` bool, a row for each."""
+    if _on_host(x):
+        host, hidden = x.numpy(force=True), ~allowed.numpy()
+        for row, gone in zip(rows, hidden, strict=True):
+            host[row][gone] = -np.inf
+        return
+    x[rows] = pick(x, rows).masked_fill(~allowed, -torch.inf)

@@ -7,6 +7,8 @@ What happens to one row, in this order:
     presence, frequency  subtracted; generated tokens only
     logit_bias           added
     min_tokens           stop_ids become impossible while fewer tokens exist
+    structured           every token that the answer's form does not allow here becomes impossible; stop_ids are the
+                         form's then, min_tokens included
     temperature          divides; what is left becomes probabilities
     top_k                the k likeliest stay
     top_p                of those, renormalised, the fewest likeliest whose probabilities reach top_p
@@ -21,7 +23,7 @@ alone: neighbours, their order and preemption change nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from turnout.core import Request, Sampling
 from turnout.core.model import Logprobs
+from turnout.core.structured import Constraint
 from turnout.plugins.runner.rows import (
     CHUNK,
     Doubles,
@@ -40,8 +43,10 @@ from turnout.plugins.runner.rows import (
     chunk_sums,
     copy,
     num_above,
+    only,
     pick,
     ranked,
+    unpacked,
     weigh,
 )
 
@@ -55,31 +60,47 @@ SCORED_AT_ONCE = 128  # rows; bounds the float32 copies made for a long prompt
 
 @torch.inference_mode()
 def sample(
-    logits: Tensor, requests: Sequence[Request], num_done: Sequence[int] | None = None
+    logits: Tensor,
+    requests: Sequence[Request],
+    num_done: Sequence[int] | None = None,
+    constraint: Constraint | None = None,
 ) -> tuple[list[int], dict[int, Logprobs], dict[int, str]]:
     """One token per row; the log-probabilities of the rows that ask for them; what went wrong, by row.
 
     logits: any float dtype [S, vocab], one row per request, not changed. A row with an error has token 0. `num_done`:
-    how many tokens each has generated, where the requests have changed since.
+    how many tokens each has generated, where the requests have changed since. `constraint`: which tokens may be sampled,
+    for the rows that it names; it is told what was.
     """
     num_done = [request.num_generated for request in requests] if num_done is None else num_done
     asking = [row for row, request in enumerate(requests) if not request.sampling.plain]
     tokens = _greedy(logits)[0] if len(asking) < len(requests) else [BROKEN] * len(requests)
     logprobs: dict[int, Logprobs] = {}
+    allowed: dict[int, Tensor] = {}
+    if constraint is not None:
+        bits = unpacked(constraint.fill(), logits.shape[1], logits.device)
+        allowed = dict(zip(constraint.rows, bits, strict=True))
     if asking:
-        chosen = _choose(copy(logits, asking), [requests[row] for row in asking], [num_done[row] for row in asking])
+        fitting = {place: allowed[row] for place, row in enumerate(asking) if row in allowed}
+        asked, counts = [requests[row] for row in asking], [num_done[row] for row in asking]
+        chosen = _choose(copy(logits, asking), asked, counts, fitting)
         for row, token in zip(asking, chosen, strict=True):
             forced, done = requests[row].sampling.forced, num_done[row]
             tokens[row] = forced[done] if done < len(forced) and token != BROKEN else token
         marked = [row for row in asking if requests[row].sampling.logprobs is not None and tokens[row] != BROKEN]
         wanted = [requests[row].sampling.logprobs or 0 for row in marked]
-        logprobs = dict(
-            zip(marked, _logprobs(pick(logits, marked), [tokens[row] for row in marked], wanted), strict=True)
-        )
-    if BROKEN not in tokens:
-        return tokens, logprobs, {}
-    errors = {row: NO_TOKEN for row, token in enumerate(tokens) if token == BROKEN}
-    return [max(token, 0) for token in tokens], logprobs, errors
+        shown = {place: allowed[row] for place, row in enumerate(marked) if row in allowed and _fits(requests[row])}
+        found = _logprobs(pick(logits, marked), [tokens[row] for row in marked], wanted, shown)
+        logprobs = dict(zip(marked, found, strict=True))
+    errors = {row: NO_TOKEN for row, token in enumerate(tokens) if token == BROKEN} if BROKEN in tokens else {}
+    if errors:
+        tokens = [max(token, 0) for token in tokens]
+    if constraint is not None:
+        constraint.take(tokens, errors)
+    return tokens, logprobs, errors
+
+
+def _fits(request: Request) -> bool:
+    return request.sampling.fitting_tops
 
 
 @torch.inference_mode()
@@ -126,9 +147,12 @@ def _greedy(x: Tensor) -> tuple[list[int], Tensor]:
     return tokens, top
 
 
-def _choose(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> list[int]:
-    """One token per row of `x`, float32 [R, vocab], ours to change. BROKEN where there is none."""
-    _adjust(x, requests, num_done)
+def _choose(
+    x: Tensor, requests: Sequence[Request], num_done: Sequence[int], fitting: Mapping[int, Tensor]
+) -> list[int]:
+    """One token per row of `x`, float32 [R, vocab], ours to change. BROKEN where there is none. `fitting`: the tokens that
+    may be sampled, bool [vocab], of the rows that have a form."""
+    _adjust(x, requests, num_done, fitting)
     tokens, top = _greedy(x)
     drawn = [row for row, token in enumerate(tokens) if token != BROKEN and not requests[row].sampling.greedy]
     if drawn:
@@ -139,8 +163,8 @@ def _choose(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> 
     return tokens
 
 
-def _adjust(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> None:
-    """Apply penalties, bias and bans in place, one scatter per kind. NaN stays NaN, under a ban too."""
+def _adjust(x: Tensor, requests: Sequence[Request], num_done: Sequence[int], fitting: Mapping[int, Tensor]) -> None:
+    """Apply penalties, bias, bans and forms in place, one scatter per kind. NaN stays NaN, under a ban too."""
     seen: list[tuple[int, Ids, Floats]] = []  # (row, ids, what their logits are divided or multiplied by)
     added: list[tuple[int, Ids, Floats]] = []  # (row, ids, what is added)
     for row, (request, done) in enumerate(zip(requests, num_done, strict=True)):
@@ -154,7 +178,7 @@ def _adjust(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> 
         if s.logit_bias:
             ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64)
             added.append((row, ids, np.fromiter(s.logit_bias.values(), dtype=np.float32)))
-        if s.stop_ids and done < s.min_tokens:
+        if s.stop_ids and done < s.min_tokens and row not in fitting:
             ids = np.fromiter(s.stop_ids, dtype=np.int64)
             added.append((row, ids, np.full(len(ids), -np.inf, dtype=np.float32)))
     if seen:
@@ -164,6 +188,8 @@ def _adjust(x: Tensor, requests: Sequence[Request], num_done: Sequence[int]) -> 
     if added:
         where, amount = _scattered(added, x.device)
         x.index_put_(where, amount, accumulate=True)
+    if fitting:
+        only(x, list(fitting), torch.stack(list(fitting.values())))
 
 
 def _scattered(parts: list[tuple[int, Ids, Floats]], device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -249,8 +275,11 @@ def _filtered(values: Floats, total: float, s: Sampling, vocab_size: int) -> Dou
     return kept
 
 
-def _logprobs(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) -> list[Logprobs]:
-    """The raw log-probability, rank and likeliest tokens for one token per row."""
+def _logprobs(
+    logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int], fitting: Mapping[int, Tensor] = {}
+) -> list[Logprobs]:
+    """The raw log-probability, rank and likeliest tokens for one token per row; the likeliest only of those that `fitting`
+    holds for the row, if it is there."""
     if not tokens:
         return []
     x = torch.log_softmax(logits.float(), -1)
@@ -258,6 +287,9 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) ->
     if own.isnan().any():
         x.nan_to_num_(nan=IMPOSSIBLE, neginf=-torch.inf)
         own.nan_to_num_(nan=IMPOSSIBLE, neginf=-torch.inf)
+    ranks = [above + 1 for above in num_above(x, own)]
+    if fitting:
+        only(x, list(fitting), torch.stack(list(fitting.values())))
     rows = [row for row, num_top in enumerate(num_tops) if num_top]
     counts = [num_tops[row] for row in rows]
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
@@ -265,5 +297,4 @@ def _logprobs(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) ->
         order = np.lexsort((ids, -values))[:count]
         tops[row] = tuple(zip(ids[order].tolist(), np.maximum(values[order], IMPOSSIBLE).tolist(), strict=True))
     logprobs = own[:, 0].clamp_min(IMPOSSIBLE).tolist()
-    ranks = [above + 1 for above in num_above(x, own)]
     return [Logprobs(*found) for found in zip(tokens, logprobs, ranks, tops, strict=True)]

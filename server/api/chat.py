@@ -95,6 +95,7 @@ async def _reply(service: Service, body: ChatRequest, size: int, since: float) -
         max_tokens=max_tokens_of(body.limit, None, len(prompt.ids), info),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        whitespace=service.config.whitespace,
     )
     prefill = str(body.messages[-1].get("content") or "") if body.continue_final_message else ""
 

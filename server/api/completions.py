@@ -68,6 +68,7 @@ async def _job(service: Service, body: CompletionRequest, since: float) -> Job:
                 max_tokens=max_tokens_of(body.limit, COMPLETION_TOKENS, len(prompt.ids), info),
                 logprobs=body.logprobs,
                 prompt_logprobs=max(wanted, default=None),
+                whitespace=service.config.whitespace,
             )
             for prompt in prompts
         ]

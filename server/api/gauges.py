@@ -145,3 +145,15 @@ def _own(stats: Stats, info: EngineInfo, labels: Labels) -> Iterator[Metric]:
     yield _gauge("turnout:evicted_block_age_seconds", "Mean time from last use to eviction.", age, labels)
     yield _split("turnout:tier_blocks", "Evicted blocks copied to the host and back.", "direction", tier, labels)
     yield _counter("turnout:copied_blocks", "Shared blocks copied to be written.", blocks.copied, labels)
+    yield from _grammars(stats, labels)
+
+
+def _grammars(stats: Stats, labels: Labels) -> Iterator[Metric]:
+    forms = stats.grammars
+    outcomes = {"compiled": forms.compiled, "reused": forms.reused, "refused": forms.refused, "failed": forms.failed}
+    about = "Forms of answers: compiled; there already; refused; not kept to by a sampled token."
+    yield _split("turnout:grammars", about, "outcome", outcomes, labels)
+    yield _gauge("turnout:num_requests_compiling", "Waiting for their form.", stats.num_compiling, labels)
+    yield _counter("turnout:grammar_compile_seconds", "Spent compiling, on threads.", forms.compile_seconds, labels)
+    yield _counter("turnout:grammar_masks", "Masks of tokens that may follow.", forms.masks, labels)
+    yield _counter("turnout:grammar_mask_seconds", "Spent on these masks.", forms.mask_seconds, labels)

@@ -22,6 +22,7 @@ from turnout.server.api.errors import ApiError, bad_request, unavailable
 from turnout.server.api.metrics import InFlight
 from turnout.server.api.schema import Generation
 from turnout.server.api.service import Service
+from turnout.server.api.structured import field_of
 from turnout.server.engine.bridge import EngineError
 from turnout.server.engine.messages import Asked, BeamSearch, ParallelSampling
 from turnout.server.text.output import Collected, Delta, OutputText, Prompt
@@ -87,8 +88,9 @@ class Job:
         body = self._body
         if self._size > body.n and sampling.logprobs is None:  # they tell which answers are best
             sampling = replace(sampling, logprobs=0)
+        form, text = field_of(body), self._service.text
         choices = [
-            Choice(index, first, f"{self._name}-{index}", prompt, OutputText(self._service.text, prompt, self._options))
+            Choice(index, first, f"{self._name}-{index}", prompt, OutputText(text, prompt, self._options), form)
             for index in range(first, first + self._size)
         ]
         names = tuple(choice.id for choice in choices)

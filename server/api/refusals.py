@@ -9,15 +9,8 @@ from collections.abc import Mapping
 
 from turnout.server.api.errors import bad_request, unsupported
 
-_GRAMMAR = "leave it out, ask for the form in the prompt, and check the answer"
-
 COMMON = {
-    "structured_outputs": _GRAMMAR,
-    "guided_json": _GRAMMAR,
-    "guided_regex": _GRAMMAR,
-    "guided_choice": _GRAMMAR,
-    "guided_grammar": _GRAMMAR,
-    "structural_tag": _GRAMMAR,
+    "guided_whitespace_pattern": "send structured_outputs with whitespace: compact or any",
     "allowed_token_ids": "ban the others with logit_bias",
     "bad_words": "ban their tokens with logit_bias",
     "logits_processors": "leave it out",
@@ -50,15 +43,6 @@ BEAM_ONLY = {"length_penalty": 1, "early_stopping": False}
 def refuse_common(given: Mapping[str, object]) -> None:
     """Raise ApiError for a field neither endpoint can honour."""
     _refuse(given, COMMON)
-    form = given.get("response_format")
-    if form is not None:
-        kind = form.get("type") if isinstance(form, dict) else None
-        if not isinstance(kind, str):
-            raise bad_request(
-                'response_format must be an object with a type, such as {"type": "text"}', "response_format"
-            )
-        if kind != "text":
-            raise unsupported(f"response_format {kind[:40]!r}", _GRAMMAR)
 
 
 def refuse_completion(given: Mapping[str, object]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turnout.core.types import EngineInfo, Sampling
+from turnout.core.types import EngineInfo, Sampling, Whitespace
 from turnout.server.api.defaults import Values, sampling_with
 from turnout.server.api.errors import ApiError, bad_request, show
 from turnout.server.api.schema import Generation
+from turnout.server.api.structured import form_of
 from turnout.server.text.tokenizer import Text
 
 COMPLETION_TOKENS = 16
@@ -45,11 +46,13 @@ def sampling_of(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    whitespace: Whitespace = "compact",
 ) -> Sampling:
     """What the request asks for. Raises ApiError naming the field that is wrong."""
     num_ids = min(info.vocab_size, text.vocab_size)  # a model may have rows for ids that mean nothing
     check_ids(body.stop_token_ids, num_ids, "stop_token_ids")
     check_ids(body.logit_bias, num_ids, "logit_bias")
+    form = form_of(body, whitespace)
     try:
         return sampling_with(
             body,
@@ -63,6 +66,7 @@ def sampling_of(
             min_tokens=body.min_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured=form,
         )
     except ValueError as error:
         raise invalid_sampling(error) from None

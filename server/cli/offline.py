@@ -128,6 +128,8 @@ def stream(
 
 def _taken(answer: OutputText, output: Output) -> Delta:
     """What it adds. Raises ValueError when the engine gave the request up."""
+    if output.finish is Finish.REFUSED:
+        raise ValueError(f"the form of the answer can't be served: {output.error}")
     if output.finish is Finish.ERROR:
         raise ValueError(f"the engine failed on this request: {output.error}")
     return answer.push(output)
@@ -183,4 +185,5 @@ def sampling_of(wanted: SamplingConfig, defaults: Values, text: Text, info: Engi
         info,
         seed=wanted.seed,
         max_tokens=min(wanted.max_tokens, rest) if rest > 0 else wanted.max_tokens,
+        structured=wanted.structured,
     )

@@ -11,6 +11,7 @@ again: the answers are the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from turnout.core.engine import Engine
 from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling, Stats, Timing
@@ -41,19 +42,32 @@ class Group:
             Request(
                 f"{root.id}/{length}.{index}",
                 parents[place].tokens[:-1] + [beam.mark.token],
-                Sampling(temperature=0.0, max_tokens=1, logprobs=self.search.num_tops),
+                Sampling(
+                    temperature=0.0,
+                    max_tokens=1,
+                    logprobs=self.search.num_tops,
+                    **_form(self.asked.request.sampling),
+                ),
                 arrived=root.arrived,
                 priority=root.priority,
                 labels=labels,
                 salt=root.salt,
                 parent=parents[place].id,
                 keep=going_on,
+                num_begun=length,
             )
             for index, (place, beam) in enumerate(zip(places, self.search.live, strict=True))
             if beam.mark is not None
         ]
         self.found = {}
         return self.requests
+
+
+def _form(sampling: Sampling) -> dict[str, Any]:
+    """What a beam's own sampling says of the answer's form. Its stop tokens are those that may end it."""
+    if sampling.structured is None:
+        return {}
+    return {"structured": sampling.structured, "fitting_tops": True, "stop_ids": sampling.stop_ids}
 
 
 class ServedEngine:
@@ -95,6 +109,7 @@ class ServedEngine:
                 max_tokens=min(1, sampling.max_tokens),
                 logprobs=search.num_tops,
                 prompt_logprobs=sampling.prompt_logprobs,
+                **_form(sampling),
             ),
             arrived=request.arrived,
             priority=request.priority,
@@ -152,6 +167,8 @@ class ServedEngine:
                 f"the prompt has {len(request.tokens)} tokens and max_tokens is {sampling.max_tokens}: together {total}, "
                 f"but the context length is {info.max_model_len} and the key/value cache holds {info.capacity}"
             )
+        if sampling.structured is not None and not sampling.stop_ids:
+            raise ValueError("a beam of a given form ends in a stop token, and there is none: leave ignore_eos out")
         if search.num_tops > info.vocab_size:
             raise ValueError(
                 f"a beam width of {asked.width} and {len(sampling.stop_ids)} stop ids are more than the model's "
@@ -204,6 +221,9 @@ class ServedEngine:
             finish = Finish.STOP if tokens[-1] in sampling.stop_ids else Finish.LENGTH
             shown = () if sampling.logprobs is None else marks
             yield Output(name, tokens, finish, shown, num_cached=group.root.num_cached, timing=timing)
+        found, names = len(group.search.finished), group.asked.answers
+        for name in names[found:]:  # of a form that few answers have
+            yield Output(name, (), Finish.REFUSED, error=f"only {found} answers have it, {len(names)} were asked for")
 
     def _end(self, group: Group) -> None:
         """Take everything of a search out of the engine."""

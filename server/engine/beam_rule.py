@@ -18,6 +18,7 @@ from typing import NamedTuple
 from turnout.core.types import Logprobs
 from turnout.server.engine.messages import BeamSearch
 
+IMPOSSIBLE = -9999.0  # the log-probability of a token that may not follow
 Tops = Sequence[tuple[int, float]]  # (token, log-probability), best first
 
 
@@ -79,15 +80,18 @@ class Search:
         self.live = [beam for _, beam in best]
         return [] if last or self._settled() else [place for place, _ in best]
 
-    def _ranked(self, found: Sequence[Tops]) -> list[tuple[float, int, int]]:
-        """Every continuation that counts, best first: its total, whom it extends, the rank of its token there."""
-        banned = self._sampling.stop_ids if self._length <= self._sampling.min_tokens else ()
+    def _ranked(self, found: Sequence[Tops], *, early: bool = False) -> list[tuple[float, int, int]]:
+        """Every continuation that counts, best first: its total, whom it extends, the rank of its token there. `early`:
+        min_tokens does not count."""
+        banned = self._sampling.stop_ids if self._length <= self._sampling.min_tokens and not early else ()
         continuations = [
             (beam.total + logprob, place, rank)
             for place, (beam, tops) in enumerate(zip(self.live, found, strict=True))
             for rank, (token, logprob) in enumerate(tops)
-            if token not in banned
+            if token not in banned and logprob > IMPOSSIBLE
         ]
+        if not continuations and banned:  # the form of the answers lets them end only: that counts for more
+            return self._ranked(found, early=True)
         return sorted(continuations, key=lambda continuation: -continuation[0])
 
     def _extended(self, place: int, tops: Tops, rank: int, total: float) -> Beam:

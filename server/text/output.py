@@ -70,6 +70,8 @@ class OutputText:
         self.num_cached = output.num_cached
         tokens, logprobs = output.tokens, output.logprobs
         shown, finish = tokens, output.finish.value if output.finish else None
+        if output.finish is Finish.COMPLETE:
+            finish = Finish.STOP.value  # as clients know it
         stop_reason: str | int | None = None
         if output.finish is Finish.STOP:
             stop_reason = None if tokens[-1] in self._options.end_ids else tokens[-1]

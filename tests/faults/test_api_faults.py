@@ -190,11 +190,11 @@ SCHEMAS: list[Any] = [
 def test_no_schema_however_odd_takes_the_server_down(api: Api, path: str) -> None:
     for schema in SCHEMAS:
         for wrapped in ({"name": "x", "schema": schema}, schema):
-            reply = api.ask(path, response_format={"type": "json_schema", "json_schema": wrapped})
-            assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
+            reply = api.ask(path, max_tokens=1, response_format={"type": "json_schema", "json_schema": wrapped})
+            assert reply.status in (200, 400)  # never a 500
         for field in ("guided_json", "structured_outputs"):
             reply = api.ask(path, max_tokens=1, **{field: schema})  # {} and [] are the same as nothing
-            assert reply.status == (400 if schema or isinstance(schema, bool) else 200)
+            assert reply.status in (200, 400)
         assert api.get("/health").status == 200
     assert api.ask(path, max_tokens=1).status == 200
 

@@ -7,12 +7,15 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from turnout.core import BlockManager, Preemption, Request, Scheduler, plugins
+from turnout.core.build import build_engine
+from turnout.core.config import resolve
 from turnout.core.engine import Engine
 from turnout.core.optional import SharingBlocks
 from turnout.core.types import EngineInfo, Finish, KVSpec, Output
@@ -80,6 +83,17 @@ def engine_on(
     host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
     runner.start(model, BACKENDS[attention](), spec, model.info.dtype, device, host)
     return engine
+
+
+def composed(folder: Path, *overrides: str) -> Engine:
+    """The engine that `turnout serve model=FOLDER …` has."""
+    from hydra import compose, initialize_config_module
+
+    import turnout.server.config  # noqa: F401  stores the schemas of the commands
+
+    plugins.load()
+    with initialize_config_module("turnout.conf", version_base=None):
+        return build_engine(resolve(compose("serve", [f"model='{folder}'", *overrides])))
 
 
 def words(num: int, seed: int = 0, below: int = 900) -> list[int]:

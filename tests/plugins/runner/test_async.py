@@ -101,9 +101,9 @@ def test_a_step_is_computed_by_the_worker_while_this_thread_goes_on(model: loadi
     runner: Any = engine._runner
     scheduled, computing = threading.Event(), runner._computed
 
-    def waiting(host_batch: Any) -> Result:
+    def waiting(host_batch: Any, constraint: Any) -> Result:
         assert scheduled.wait(30), "the next step is scheduled only when this one is done"
-        return computing(host_batch)  # type: ignore[no-any-return]
+        return computing(host_batch, constraint)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(runner, "_computed", waiting)
     engine.add(Request("a", [1, 2, 3], Sampling(0, max_tokens=3)))

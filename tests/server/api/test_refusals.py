@@ -17,9 +17,6 @@ from turnout.server.engine.bridge import EngineError
     ("path", "fields"),
     [
         (BOTH[0], {"suffix": "end"}),
-        *((path, {"response_format": {"type": "json_object"}}) for path in BOTH),
-        *((path, {"structured_outputs": {"regex": "("}}) for path in BOTH),
-        *((path, {"guided_json": "{}"}) for path in BOTH),
         *((path, {"prompt_embeds": "AAAA"}) for path in BOTH),
         (BOTH[1], {"thinking_token_budget": 64}),
         (BOTH[1], {"functions": [{"name": "f"}]}),
