@@ -16,7 +16,7 @@ from pathlib import Path
 from turnout.core import ModelError
 from turnout.core.model import Format, Report
 from turnout.kernels.cache import cache_folder
-from turnout.plugins.loader.source import remember
+from turnout.plugins.loader.source import damage, remember
 
 DEMO = "smollm2"
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -80,10 +80,15 @@ def _converted(file: Path, formats: Formats, report: Report) -> Path:
     stat = file.stat()
     key = f"{file}|{stat.st_size}|{stat.st_mtime_ns}|{type(converter).__module__}|{converter.version}"
     target = cache_folder() / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if target.is_dir():
-        remember(file, target)
+    fault = damage(target) if target.is_dir() else None
+    if target.is_dir() and fault is None:
         return target
     try:
+        if fault is not None:
+            report(f"the converted model in {target} is damaged ({fault}): converting {file.name} again")
+            aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            target.rename(aside / "damaged")
+            shutil.rmtree(aside, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:

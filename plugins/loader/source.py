@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,14 +29,25 @@ class Mixed:
 
 
 def remember(file: Path, folder: Path) -> None:
-    """Write down what the folder was made of, for `made_of`."""
-    note, stat = folder / NOTE, file.stat()
-    if note.exists():
-        return
-    with contextlib.suppress(OSError):  # a cache nobody may write to: the model is served all the same
-        draft = note.with_name(f".{NOTE}-{os.getpid()}")
-        draft.write_text(json.dumps({"file": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}))
-        draft.replace(note)
+    """Write down what the folder was made of, for `made_of`, and what is in it, for `damage`."""
+    stat, sizes = file.stat(), {found.name: found.stat().st_size for found in sorted(folder.iterdir())}
+    made = {"file": str(file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "files": sizes}
+    (folder / NOTE).write_text(json.dumps(made))
+
+
+def damage(folder: Path) -> str | None:
+    """What of a converted folder is no longer as it was made, as a power cut or a cleaner leaves it; None: nothing."""
+    try:
+        sizes = json.loads((folder / NOTE).read_text())["files"]
+    except (OSError, ValueError, KeyError):
+        return f"{NOTE} does not say what belongs into it"
+    for name, size in sizes.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} of {size} bytes"
+    return None
 
 
 def made_of(folder: str) -> Path | None:

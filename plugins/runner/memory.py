@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from turnout.core import AttentionBackend, KVSpec, ModelError, ModelInfo
 from turnout.core.model import Limits, Model
 from turnout.kernels import cpu as native
+from turnout.plugins.runner.allowance import free_memory
 
 
 def fitting(
@@ -62,32 +61,3 @@ def largest(info: ModelInfo, model: Model, num_tokens: int, num_seqs: int) -> in
     peak = torch.cuda.max_memory_allocated(info.device) - before
     torch.cuda.empty_cache()
     return peak
-
-
-def free_memory(root: Path = Path("/sys/fs/cgroup"), listing: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes this process may still take: the machine's, or less where a group it is in has a limit (cgroup v2)."""
-    free: int = psutil.virtual_memory().available
-    try:
-        own = next(line[3:] for line in listing.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        own = "/"
-    group = root / own.strip("/")
-    for place in (group, *group.parents):
-        try:
-            limit = (place / "memory.max").read_text().strip()
-            if limit != "max":
-                free = min(free, int(limit) - int((place / "memory.current").read_text()) + _given_back(place))
-        except (OSError, ValueError):
-            pass  # no such file: no limit
-        if place == root:
-            break
-    return max(free, 0)
-
-
-def _given_back(group: Path) -> int:
-    """Bytes of files that the kernel keeps in memory, which count as used and go when others need the room."""
-    try:
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))

@@ -6,6 +6,7 @@ schedules the next; the token a request does not know yet is filled in there fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from turnout.core import AttentionBackend, Chunk, KVSpec, ModelError, ModelInfo, Sampling, Step
 from turnout.core.model import Limits, Logprobs, Model, Move, Progress, Result
 from turnout.core.structured import Constraint
+from turnout.plugins.runner.allowance import processors
 from turnout.plugins.runner.compiled import Compiled, missing_compiler
 from turnout.plugins.runner.forward import Eager, Forward, Layers
 from turnout.plugins.runner.graphs import CudaRecorder, Graphs, Recorder
@@ -56,6 +58,8 @@ class LocalRunner:
             )
         if self.mode == "compile" and (why := missing_compiler(info.device)):
             raise ModelError(f"runner.mode=compile can't be had here: {why}; choose runner.mode=eager")
+        if info.device.type == "cpu":
+            info = replace(info, notes=(*info.notes, _threads()))
         self._info, self._limits, self._progress = info, limits, progress
         return replace(info, traced=self.mode == "compile")
 
@@ -161,6 +165,18 @@ class LocalRunner:
                 for move in moves:
                     to[move.target].copy_(from_[move.source], non_blocking=True)
         current.wait_stream(self._side)
+
+
+def _threads() -> str:
+    """Compute on no more threads than this process may run at once, unless OMP_NUM_THREADS says how many; in words."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked:
+        return f"computes on {torch.get_num_threads()} threads, by OMP_NUM_THREADS={asked}"
+    allowed, why = processors()
+    if allowed < torch.get_num_threads():
+        torch.set_num_threads(allowed)
+    num = torch.get_num_threads()
+    return f"computes on {num} thread{'s' * (num > 1)}, by {why}"
 
 
 def _looks_back(sampling: Sampling) -> bool:

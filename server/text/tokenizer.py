@@ -44,8 +44,9 @@ Message = Mapping[str, Any]  # with a role and its content as one text
 class Text:
     """A model's tokenizer and chat template. Make one with `load`."""
 
-    def __init__(self, tokenizer: Any, generation: Mapping[str, Any]) -> None:
-        """`tokenizer`: a fast tokenizer of transformers; `generation`: what generation_config.json holds."""
+    def __init__(self, tokenizer: Any, generation: Mapping[str, Any], ends: Sequence[int] = ()) -> None:
+        """`tokenizer`: a fast tokenizer of transformers; `generation`: what generation_config.json holds; `ends`: end ids
+        that others of the model's files name."""
         self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -55,7 +56,7 @@ class Text:
         self._bytes: dict[int, bytes] = {}  # by id, filled when asked for
         self.vocab_size = max(self._tokens) + 1  # every id the tokenizer knows is below it
         self.special_ids = frozenset(i for i, t in self._backend.get_added_tokens_decoder().items() if t.special)
-        self.eos_ids = frozenset(_ints(tokenizer.eos_token_id)) | frozenset(_ints(generation.get("eos_token_id")))
+        self.eos_ids = frozenset([*_ints(tokenizer.eos_token_id), *_ints(generation.get("eos_token_id")), *ends])
         self.generation_defaults = {k: generation[k] for k in DEFAULTS if generation.get(k) is not None}
         decoders = _types(self._backend.decoder)
         self.bytewise = "ByteLevel" in decoders  # the text of ids is their joined bytes, as UTF-8
@@ -79,14 +80,10 @@ class Text:
                 f"the tokenizer in {folder} is a {type(tokenizer).__name__}, which the tokenizers library can't run; "
                 "put a tokenizer.json into the folder"
             )
-        path = Path(folder) / "generation_config.json"
-        try:
-            generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except ValueError as error:
-            raise ModelError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(generation, dict):
-            raise ModelError(f"{path} must hold a JSON object, got {generation!r}")
-        return cls(tokenizer, generation)
+        generation, config = (_object(Path(folder) / f"{name}.json") for name in ("generation_config", "config"))
+        inner = config.get("text_config")
+        ends = [config.get("eos_token_id"), inner.get("eos_token_id") if isinstance(inner, dict) else None]
+        return cls(tokenizer, generation, [i for end in ends for i in _ints(end)])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Special tokens that are spelled out in it become ids too."""
@@ -283,6 +280,17 @@ def _printed(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**function, "arguments": text}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object, or nothing where there is no file. Raises ModelError for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} must hold a JSON object, got {found!r}")
+    return found
 
 
 def _ints(value: Any) -> list[int]:

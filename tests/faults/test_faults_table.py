@@ -11,7 +11,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "faults.md"
 HEAD = ["source", "fault", "what Turnout does", "test"]
-SOURCE = re.compile(r"`[\w.\-/]+ ?(?:PR)?#\d+`")
+SOURCE = re.compile(r"`[\w.\-/]+ ?(?:PR)?#\d+`|^tried: .")  # a public report, or a trial of our own
 TEST = re.compile(r"`(tests/[\w/]+\.py)::((?:\w+::)?test_\w+)`")
 
 

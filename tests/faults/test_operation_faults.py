@@ -20,7 +20,6 @@ import turnout.server.config
 from turnout.core import hookimpl, plugins
 from turnout.core.interfaces import Capabilities
 from turnout.core.plugins import PluginError, Plugins
-from turnout.plugins.runner import memory
 from turnout.server.cli import plugins_cli
 from turnout.server.cli.main import main
 from turnout.server.cli.overrides import Usage, checked, objects, try_composing
@@ -280,47 +279,3 @@ def test_registering_the_same_plugins_twice_in_a_process_is_harmless(composed: C
     assert {slot: again.names(slot) for slot in plugins.SLOTS} == {slot: found.names(slot) for slot in plugins.SLOTS}
     assert not again.faults
     assert objects(composed(), again) == objects(composed(), found)
-
-
-# Memory
-
-
-class TestFreeMemory:
-    @pytest.fixture
-    def groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        """`groups("a/b", max=…, current=…)` limits a group of processes; this one is in a/b."""
-        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=10_000))
-
-        def limit(group: str, **files: object) -> None:
-            folder = tmp_path / "cgroup" / group
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (folder / f"memory.{name}").write_text(f"{content}\n")
-
-        (tmp_path / "own").write_text("0::/a/b\n")
-        return limit
-
-    def free(self, tmp_path: Path) -> int:
-        return memory.free_memory(tmp_path / "cgroup", tmp_path / "own")
-
-    def test_what_the_kernel_keeps_of_files_is_free(self, groups: Any, tmp_path: Path) -> None:
-        groups("", max=8000, current=7900, stat="anon 900\nfile 7000\ninactive_file 6000\nactive_file 500\nshmem 500")
-        assert self.free(tmp_path) == 100 + 6500
-
-    @pytest.mark.parametrize("tightest", ["", "a", "a/b"])
-    def test_the_tightest_of_the_groups_around_this_process_counts(
-        self, groups: Any, tmp_path: Path, tightest: str
-    ) -> None:
-        for group in ("", "a", "a/b"):
-            groups(group, max=3000 if group == tightest else "max", current=1000)
-        groups("another", max=10, current=0)
-        assert self.free(tmp_path) == 2000
-
-    def test_a_group_over_its_limit_leaves_nothing_and_never_less(self, groups: Any, tmp_path: Path) -> None:
-        groups("a", max=1000, current=1200)
-        assert self.free(tmp_path) == 0
-
-    def test_without_a_limit_it_is_the_machines(self, groups: Any, tmp_path: Path) -> None:
-        groups("a/b", max="max", current=5)
-        assert self.free(tmp_path) == 10_000
-        assert memory.free_memory(tmp_path / "nothing", tmp_path / "nowhere") == 10_000

@@ -422,6 +422,21 @@ def test_the_folder_says_what_ends_a_text_and_how_to_sample(tmp_path: Path) -> N
     assert text.decode(text.encode("the cat 世")) == "the cat 世"
 
 
+@pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        ({"eos_token_id": 7}, {2, 5, 7}),
+        ({"eos_token_id": [7, 8]}, {2, 5, 7, 8}),
+        ({"text_config": {"eos_token_id": 9}}, {2, 5, 9}),
+        ({"eos_token_id": None, "text_config": None}, {2, 5}),
+    ],
+)
+def test_end_ids_count_whichever_file_names_them(tmp_path: Path, config: dict[str, Any], ends: set[int]) -> None:
+    folder = saved(tmp_path, {"eos_token_id": 5})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    assert Text.load(folder).eos_ids == ends
+
+
 @pytest.mark.parametrize("generation", [None, {"eos_token_id": 2}, {}])
 def test_a_folder_may_say_nothing_about_generation(tmp_path: Path, generation: object) -> None:
     text = Text.load(saved(tmp_path, generation))

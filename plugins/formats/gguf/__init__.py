@@ -19,7 +19,7 @@ class GGUF:
     become float32.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def convert(self, file: Path, folder: Path, report: Report) -> None:
         """Raises ValueError with the reason when the file can't be written faithfully."""

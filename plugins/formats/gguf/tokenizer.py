@@ -18,7 +18,27 @@ if TYPE_CHECKING:
 
 
 CONTROL = 3  # the token type of special tokens
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
+TURN_ENDS = (  # what llama.cpp takes for the end of an answer by its name, whatever type the file gives it
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endofturn|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<EOT>",
+    "_<EOT>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+)
+PARTS = {"<|return|>", "<|call|>"}  # where both are, "<|end|>" ends a part of an answer only
 
 # What llama.cpp does for each name of tokenizer.ggml.pre, beyond what transformers does.
 _GPT2_SPLIT = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "trillion", "granite-docling"}
@@ -46,11 +66,27 @@ def write_tokenizer(file: Reader, folder: Path, progress: Callable[[str], None])
     control = {
         token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL
     }
+    ends = _turn_ends(tokens)
+    _make_special(backend, [t for n in ends if (t := tokens[n]) not in control and backend.token_to_id(t) == n])
     if wrong := [token for token, number in control.items() if backend.token_to_id(token) != number]:
         raise ValueError(f"its special tokens {wrong[:5]} get other ids than the file says")
     PreTrainedTokenizerFast(tokenizer_object=backend, **options).save_pretrained(folder)
     stated = (file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return list(dict.fromkeys([n for n in stated if n is not None] + [control[t] for t in TURN_ENDS if t in control]))
+    return list(dict.fromkeys([n for n in stated if n is not None] + ends))
+
+
+def _turn_ends(tokens: list[str]) -> list[int]:
+    ends = {token: number for number, token in enumerate(tokens) if token in TURN_ENDS}
+    if PARTS <= ends.keys():
+        ends.pop("<|end|>", None)
+    return [ends[token] for token in TURN_ENDS if token in ends]
+
+
+def _make_special(backend: Tokenizer, tokens: list[str]) -> None:
+    """Files that were made carelessly call them ordinary: their text must be one token all the same."""
+    from tokenizers import AddedToken
+
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
 
 
 def _split_like(file: Reader, backend: Tokenizer, options: dict[str, Any], progress: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from turnout.core import ModelError
 from turnout.plugins.loader import checkpoint
+from turnout.plugins.loader.source import NOTE
 
 
 class Copying:
@@ -139,6 +140,34 @@ def test_a_changed_file_a_newer_converter_and_a_namesake_elsewhere_are_converted
     os.utime(namesake, ns=(1, 1))
     folders.append(resolve(str(namesake)))
     assert len(set(folders)) == 4
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [emptied, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["config.json", NOTE])
+def test_a_damaged_conversion_is_made_again_and_said_once(toy: Path, harm: Callable[[Path], None], name: str) -> None:
+    folder, reports = Path(resolve(str(toy))), list[str]()
+    harm(folder / name)
+    assert resolve(str(toy), reports.append) == str(folder)
+    assert (folder / "config.json").read_text() == "{}" and len(Copying.conversions) == 2
+    assert [report for report in reports if f"{folder} is damaged ({name}" in report] == reports[:1]
+    assert resolve(str(toy), reports.append) == str(folder) and len(Copying.conversions) == 2
+    assert len([report for report in reports if " is damaged " in report]) == 1
+    assert [found.name for found in folder.parent.iterdir()] == [folder.name], "what was damaged is gone"
+
+
+def test_a_conversion_whose_files_are_all_gone_is_made_again(toy: Path) -> None:
+    folder = Path(resolve(str(toy)))
+    for file in folder.iterdir():
+        file.unlink()
+    assert resolve(str(toy)) == str(folder) and (folder / "config.json").read_text() == "{}"
 
 
 def test_a_link_to_a_file_shares_its_conversion(toy: Path, tmp_path: Path) -> None:

@@ -319,6 +319,33 @@ def test_template_and_every_token_that_ends_a_turn_survive(tmp_path: Path) -> No
     assert GenerationConfig.from_pretrained(tmp_path / "t").eos_token_id == [3, 4, 1]
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["<|endoftext|>", "<|im_end|>"], ["<|endoftext|>", "<|im_end|>"]),  # Qwen 2.5
+        (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], ["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"]),  # Llama 3.1
+        (["<end_of_utterance>", "_<EOT>"], ["<end_of_utterance>", "_<EOT>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),  # "<|end|>" ends a part there
+        (["<|end|>", "<|endoftext|>"], ["<|end|>", "<|endoftext|>"]),
+    ],
+)
+@pytest.mark.parametrize("kind", [3, 1, 4], ids=["control", "normal", "user defined"])
+def test_what_llama_cpp_takes_for_an_end_by_its_name_ends_a_turn_whatever_its_type(
+    names: list[str], expected: list[str], kind: int, tmp_path: Path
+) -> None:
+    tokens = ["<|begin|>", "<|other|>", *BYTES, *names]
+    types = [3, 3, *[1] * len(BYTES), *[kind] * len(names)]
+    vocabulary = byte_level(
+        "smollm", tokens=(tokens, *STRINGS), token_type=(types, Kind.ARRAY, Kind.INT32), eos_token_id=(2, Kind.UINT32)
+    )
+    converted = tokenizer(tmp_path, vocabulary)
+    ends = GenerationConfig.from_pretrained(tmp_path / "t").eos_token_id
+    assert ends[0] == 2 and {tokens[end] for end in ends[1:]} == set(expected)
+    for name in expected:
+        assert converted.encode(f"ab{name}ab", add_special_tokens=False).count(tokens.index(name)) == 1
+        assert converted.decode([tokens.index(name)], skip_special_tokens=True) == ""
+
+
 def test_a_file_without_a_tokenizer_is_converted_and_says_so(tmp_path: Path) -> None:
     reports: list[str] = []
     folder = convert(write(tmp_path / "tiny.gguf", "llama", llama()), reports)

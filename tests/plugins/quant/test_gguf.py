@@ -211,7 +211,7 @@ def test_a_conversion_whose_file_has_changed_is_refused(tmp_path: Path) -> None:
         made_of(folder)
 
 
-def test_a_conversion_of_an_older_version_learns_its_source(tmp_path: Path) -> None:
+def test_a_conversion_that_does_not_say_what_it_was_made_of_is_made_again(tmp_path: Path) -> None:
     file = written(tmp_path, "llama", Kind.Q8_0)
     folder = Path(checkpoint.resolve(str(file), FORMATS))
     (folder / NOTE).unlink()

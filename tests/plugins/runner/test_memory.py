@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,12 +32,3 @@ def test_on_a_gpu_the_largest_step_other_processes_and_the_share_are_left_out(
     limits = Limits(max_num_batched_tokens=512, max_num_seqs=32, gpu_memory_utilization=0.8)
     assert memory.room(GPU, limits, NOBODY, replays)[0] == left * MIB
     assert asked == [(512, 32), (32, 32)][: 1 + replays]
-
-
-def test_a_containers_memory_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert memory.free_memory(tmp_path) == 3000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory(tmp_path) > 3000
-    assert memory.free_memory(tmp_path / "missing") > 3000

@@ -98,3 +98,8 @@ def test_an_engine_that_fails_before_the_first_token_gives_the_status(
         assert (str(fault) in reply.error["message"]) is not unforeseen  # what nobody foresaw is for the log alone
     engine.fails_with = None
     assert api.ask(path).status == 200
+
+
+def test_an_empty_text_asks_for_nothing(api: Api) -> None:
+    assert api.complete(suffix="", max_tokens=1).status == 200
+    assert api.complete(suffix=" end").status == 400
