@@ -28,6 +28,7 @@ from turnout.core.types import (
     ModelError,
     PreemptMode,
     Request,
+    RequestView,
     Sampling,
     Step,
     StepReport,
@@ -36,5 +37,5 @@ from turnout.core.types import (
 __all__ = [
     "PENDING", "AttentionBackend", "Batch", "BlockManager", "Capabilities", "Chunk", "ContractError", "Draft", "Finish",
     "KVSpec", "LayerSpec", "ModelError", "ModelInfo", "Policy", "PreemptMode", "Preemption", "Quantizer", "Register",
-    "RegisterPresets", "Request", "Sampling", "Scheduler", "Step", "StepReport", "hookimpl",
+    "RegisterPresets", "Request", "RequestView", "Sampling", "Scheduler", "Step", "StepReport", "hookimpl",
 ]  # fmt: skip

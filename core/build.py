@@ -17,7 +17,8 @@ from turnout.core.engine import Engine
 from turnout.core.interfaces import BlockManager
 from turnout.core.model import ModelInfo, ModelLoader, ModelRunner, Progress
 from turnout.core.negotiate import choose_attention, choose_quantizer, choose_structured
-from turnout.core.optional import NamedKernels, NotedModel, PreparedQuantizer, SharingBlocks
+from turnout.core.optional import AsyncRunner, NamedKernels, NotedModel, PreparedQuantizer, SharingBlocks
+from turnout.core.pipelined import PipelinedEngine
 from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
 
@@ -85,7 +86,8 @@ def build_engine(
     )
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not walk the model's objects in the middle of a step
-    return Engine(
+    make = PipelinedEngine if isinstance(runner, AsyncRunner) else Engine
+    return make(
         runner,
         config.scheduler,
         blocks,

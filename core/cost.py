@@ -16,6 +16,7 @@ import numpy as np
 PRIOR = np.array([5e-3, 5e-4, 1e-7, 1e-3, 1e-7, 1e-3])  # seconds each
 FORGET = 0.995  # weight a step keeps when the next one is seen
 TRUST = 1e-3  # of the prior, in steps
+HANGS = 20.0  # times its expected seconds that a step may take
 RECENT = 1 / 64  # weight of the last step in how far steps exceed their estimate
 
 
@@ -36,39 +37,12 @@ class Load(NamedTuple):
         return self._replace(prefill_tokens=self.prefill_tokens + num_tokens, prefill_keys=self.prefill_keys + keys)
 
 
-class StepCost:
-    """A running estimate. The same steps in the same order give the same estimates."""
+class StepCost(NamedTuple):
+    """An estimate; it does not change."""
 
-    def __init__(self) -> None:
-        self.num_seen = 0
-        self._a, self._b = np.zeros((len(PRIOR), len(PRIOR))), np.zeros(len(PRIOR))
-        self._w: list[float] | None = None
-        self._excess = 0.0  # mean square of seconds / estimate - 1, where steps took longer than that
-        self._kept_to = False  # whether the step being written was made to fit
-
-    @property
-    def weights(self) -> list[float]:
-        """Seconds for each feature, in the order of the formula."""
-        if self._w is None:
-            prior = np.diag(TRUST / PRIOR**2) * PRIOR.sum() ** 2  # never forgotten: some kinds of work come late
-            self._w = _nonnegative(self._a + prior, self._b + prior @ PRIOR)
-        return self._w
-
-    def observe(self, load: Load, seconds: float) -> None:
-        """A step with this load took so long."""
-        if seconds <= 0.0 or not math.isfinite(seconds):
-            return
-        if self._kept_to:
-            expected = self.seconds(load)
-            over = max(seconds / expected - 1.0, 0.0) if 2.0 * expected > seconds else 1.0
-            self._excess += RECENT * (over * over - self._excess)
-        x = np.array((1.0, *load)) / seconds
-        self._a *= FORGET
-        self._a += x[:, None] * x
-        self._b *= FORGET
-        self._b += x
-        self._w, self._kept_to = None, False
-        self.num_seen += 1
+    weights: tuple[float, ...]  # seconds for each feature, in the order of the formula
+    num_seen: int  # steps it was learned from
+    excess: float = 0.0  # mean square of seconds / estimate - 1 of steps made to fit a time, where they took longer
 
     def seconds(self, load: Load) -> float:
         """The expected time of a step."""
@@ -87,9 +61,8 @@ class StepCost:
     def fits(self, load: Load, start: int, seconds: float) -> int:
         """How many tokens from position `start` can join `load` before the step is expected to exceed `seconds`, less
         what nearly all steps like it have taken beyond their estimate lately."""
-        self._kept_to = True
         _, token, key, *_ = self.weights
-        left = seconds / (1.0 + 4.0 * math.sqrt(self._excess)) - self.seconds(load)
+        left = seconds / (1.0 + 4.0 * math.sqrt(self.excess)) - self.seconds(load)
         linear = token + key * (start + 0.5)
         if left <= 0.0:
             return 0
@@ -97,9 +70,49 @@ class StepCost:
             return int(min(left / linear, 2**31)) if linear > 0.0 else 2**31
         return int((math.sqrt(linear * linear + 2 * key * left) - linear) / key)
 
+    def bound(self, load: Load) -> float:
+        """Seconds after which a step must be taken to hang: many times what is expected, and what its tokens would take
+        in a step each, for kinds of work that were never seen."""
+        return max(HANGS * self.seconds(load), (load.prefill_tokens + load.decodes) * self.seconds(Load(decodes=1)))
 
-def _nonnegative(a: np.ndarray, b: np.ndarray) -> list[float]:
-    """The w >= 0 that minimises w·a·w / 2 - b·w: solve, drop what came out negative, solve again."""
+
+class CostModel:
+    """Learns the estimate. The same steps in the same order give the same estimates."""
+
+    def __init__(self) -> None:
+        self._a, self._b = np.zeros((len(PRIOR), len(PRIOR))), np.zeros(len(PRIOR))
+        self._num_seen, self._excess = 0, 0.0
+        self._estimate: StepCost | None = None
+
+    @property
+    def estimate(self) -> StepCost:
+        """What is expected now; worked out when it is asked for."""
+        if self._estimate is None:
+            prior = np.diag(TRUST / PRIOR**2) * PRIOR.sum() ** 2  # never forgotten: some kinds of work come late
+            weights = _nonnegative(self._a + prior, self._b + prior @ PRIOR)
+            self._estimate = StepCost(weights, self._num_seen, self._excess)
+        return self._estimate
+
+    def observe(self, load: Load, seconds: float, fitted: bool = False) -> None:
+        """A step with this load took so long; `fitted`: it was made to fit a time, by `StepCost.fits`."""
+        if seconds <= 0.0 or not math.isfinite(seconds):
+            return
+        if fitted:
+            expected = self.estimate.seconds(load)
+            over = max(seconds / expected - 1.0, 0.0) if 2.0 * expected > seconds else 1.0
+            self._excess += RECENT * (over * over - self._excess)
+        x = np.array((1.0, *load)) / seconds
+        self._a *= FORGET
+        self._a += x[:, None] * x
+        self._b *= FORGET
+        self._b += x
+        self._num_seen += 1
+        self._estimate = None
+
+
+def _nonnegative(a: np.ndarray, b: np.ndarray) -> tuple[float, ...]:
+    """A w >= 0 with small w·a·w / 2 - b·w: solve, drop what came out negative, solve again. What was dropped stays at 0,
+    so it is not always the least (that is Lawson and Hanson's NNLS, whose loop costs more than a small step)."""
     active = list(range(len(b)))
     while active:
         found = np.linalg.lstsq(a[np.ix_(active, active)], b[active], rcond=None)[0]
@@ -109,4 +122,4 @@ def _nonnegative(a: np.ndarray, b: np.ndarray) -> list[float]:
     weights = [0.0] * len(b)
     for i, value in zip(active, found if active else (), strict=True):
         weights[i] = float(value)
-    return weights
+    return tuple(weights)

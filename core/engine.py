@@ -1,35 +1,33 @@
 """The engine: requests in, outputs out, one step at a time. Single-threaded by design; it knows no text.
 
-    add ─▶ waiting ─▶ schedule ─▶ Draft ─▶ Step ─▶ runner ─▶ Result ─▶ account ─▶ Output
-              ▲                                                          │
-              └───────────── preempted, blocks given back ◀──────────────┘
+    add ─▶ waiting ─▶ schedule ─▶ Step ─▶ runner ─▶ Result ─▶ account ─▶ Output
+              ▲                                                 │
+              └──────── preempted, blocks given back ◀──────────┘
 
 A request's progress is one number: `num_computed` of `len(tokens)`. There is no prefill phase and no decode phase, only
-chunks.
-
-Where the runner computes while we schedule (`AsyncRunner`), a step is accounted for when the next one was scheduled, which
-takes it that everybody goes on, with a token that is PENDING. What is computed for those who ended is thrown away. Steps
-are computed in order, so a block may be given to another while the step before still writes to it.
+chunks. `pipelined.py` has the loop for a runner that computes while we schedule.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from turnout.core.cost import StepCost
+from turnout.core.builder import StepBuilder
+from turnout.core.cost import CostModel, Load
 from turnout.core.draft import Draft
 from turnout.core.grammars import Grammars
-from turnout.core.hooks import Hooks
+from turnout.core.hooks import Hooks, Notifier
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.model import Runner
 from turnout.core.optional import SharingBlocks
 from turnout.core.structured import Structured
 from turnout.core.swap import Swapper
+from turnout.core.timelimit import Overdue, TimeLimit
 from turnout.core.types import (
     PENDING,
     ContractError,
@@ -39,6 +37,7 @@ from turnout.core.types import (
     Logprobs,
     Output,
     Request,
+    RequestView,
     Result,
     Stats,
     Step,
@@ -46,21 +45,29 @@ from turnout.core.types import (
     Timing,
 )
 
-IDLE_STEPS = 1000  # so many empty steps may pass while requests wait; then the scheduler is broken
-VAIN_STEPS = 10_000  # so many steps may pass without any request coming further than it ever was
+SCHEDULE_SECONDS = 10.0  # that a call of the scheduler may take
+IDLE_SECONDS, IDLE_STEPS = (
+    10.0,
+    100,
+)  # a scheduler that runs nothing for both, and says of nobody that it waits, is broken
+FRUITLESS_STEPS = 10_000  # so many steps may pass without any request computed further than it ever was
+EMPTY_STEP_PAUSE = 0.001  # seconds from a step that ran nothing to the next
+STEP_SECONDS = 600.0  # that any step may take; longer, where more is expected of it
 FAILED_STEPS = 3  # so many failed forward passes in a row end the engine: the device is gone, not one request wrong
 
 log = logging.getLogger("turnout.engine")
 _new = tuple.__new__  # a named tuple in half the time
 
 
-class Flight(NamedTuple):
-    """A step and how it came about; `future` is its result if the runner computes it while we go on."""
+class PlannedStep(NamedTuple):
+    """A step, and how it came about."""
 
     step: Step
-    draft: Draft
+    load: Load
+    fitted: bool  # to a time, by what steps are expected to take
+    reasons: Mapping[str, str]
+    began: float
     scheduled: float
-    future: Future[Result] | None
 
 
 class Engine:
@@ -80,34 +87,38 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info, self.stats = info, Stats(num_blocks=info.num_blocks, num_blocks_free=info.num_blocks)
-        self._runner, self._scheduler, self._blocks, self._hooks, self._clock = runner, scheduler, blocks, hooks, clock
+        self._runner, self._scheduler, self._blocks, self._clock = runner, scheduler, blocks, clock
         blocks.start(info.num_blocks)
         self._sharing = blocks if isinstance(blocks, SharingBlocks) else None
         if self._sharing is not None:
             self.stats.blocks = self._sharing.stats
         self._swapper = Swapper(blocks, preemption, self.stats)
-        self.cost = StepCost()
+        self.cost = CostModel()
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
-        self._unborn: dict[str, Request] = {}  # wait for their parent's prompt; no scheduler sees them yet
+        self._blocked_on_parent: dict[str, Request] = {}  # until its prompt is computed; no scheduler sees them yet
+        self._compiling: dict[str, Request] = {}  # until their form is compiled; no scheduler sees them yet
         self._kept: dict[str, Request] = {}  # finished, with their blocks
-        self._compiling: dict[str, Request] = {}  # wait for their form; no scheduler sees them yet
         self._grammars = Grammars(structured, limits or Limits(), info.vocab_size, self.stats.grammars, clock)
-        self._ahead: Flight | None = None  # what is being computed
-        self._ended = 0.0
-        self._number = self._idle_steps = self._failed_steps = 0
-        self._wants_added = bool(hooks.hook.request_added.get_hookimpls())
-        self._wants_finished = bool(hooks.hook.request_finished.get_hookimpls())
-        self._wants_steps = bool(hooks.hook.step_finished.get_hookimpls())
+        self._notifier = Notifier(hooks, self.stats)
+        self._schedule_limit = TimeLimit(SCHEDULE_SECONDS)
+        self._computing: Load | None = None  # what the runner is asked to compute now
+        self._num_steps = self._fruitless_steps = self._failed_steps = 0
+        self._fruitless_since = self._finished_at = self._resume_at = -math.inf
 
     @property
     def busy(self) -> bool:
         """Some request is not finished."""
-        return bool(self._waiting or self._running or self._unborn or self._compiling)
+        return bool(self._waiting or self._running or self._blocked_on_parent or self._compiling)
+
+    @property
+    def pause(self) -> float:
+        """Seconds in which another step would find nothing to do, unless something is asked of the engine."""
+        return 0.0 if self._resume_at == -math.inf else max(self._resume_at - self._clock(), 0.0)
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        return (*self._waiting.values(), *self._unborn.values(), *self._compiling.values())
+        return (*self._waiting.values(), *self._blocked_on_parent.values(), *self._compiling.values())
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -120,35 +131,37 @@ class Engine:
             raise ValueError(f"request id {request.id!r} is already in use")
         if request.parent == request.id:
             raise ValueError(f"request {request.id!r} names itself as its parent, and would wait for itself")
+        if request.sampling.structured is not None:
+            raise ValueError("structured output is not served by this engine")
         _check_ids(request, info.vocab_size)
         if asked > info.max_model_len:
             raise ValueError(
                 f"the prompt has {len(request.tokens)} tokens and max_tokens is {request.sampling.max_tokens}: together "
                 f"{asked}, but the context length is {info.max_model_len} tokens"
             )
-        room = max(asked - 1, len(request.tokens))  # the last token sampled is never fed back, so it needs no slot
-        if room > info.capacity:
+        slots = max(asked - 1, len(request.tokens))  # the last token sampled is never fed back, so it needs no slot
+        if slots > info.capacity:
             raise ValueError(
-                f"the request needs room for {room} tokens, but the whole key/value cache holds {info.capacity} "
+                f"the request needs room for {slots} tokens, but the whole key/value cache holds {info.capacity} "
                 f"({info.num_blocks} blocks of {info.block_size})"
             )
         request.arrived = request.arrived or self._clock()
+        request.view = RequestView(request)
         if self._grammars.ask(request, self._kept.get(request.parent or "")):
             self._queue(request)
         else:
             self._compiling[request.id] = request
-        if self._wants_added:
-            self._hooks.hook.request_added(request=request)
+        self._notifier.request_added(request)
 
     def _queue(self, request: Request) -> None:
         if request.parent is None:
             self._waiting[request.id] = request
         else:
-            self._unborn[request.id] = request
-            self._bear()
+            self._blocked_on_parent[request.id] = request
+            self._release_children()
 
     def _queues(self, *others: dict[str, Request]) -> tuple[dict[str, Request], ...]:
-        return (self._running, self._waiting, self._unborn, self._compiling, *others)
+        return (self._running, self._waiting, self._blocked_on_parent, self._compiling, *others)
 
     def _settle_grammars(self) -> list[Output]:
         """Let those wait in line whose form is compiled, and end those whose form is refused."""
@@ -167,9 +180,9 @@ class Engine:
         """End a request wherever it is. Unknown ids are ignored: it may just have finished."""
         request = next((queue.pop(request_id) for queue in self._queues() if request_id in queue), None)
         if request is not None:
-            self._finish(request, Finish.ABORT)
-            self._bear()
-            self._gauge()
+            self._end(request, Finish.ABORT)
+            self._release_children()
+            self._update_gauges()
 
     def drop(self, request_id: str) -> None:
         """Give back what a finished request with `keep` still holds. Harmless when that is gone."""
@@ -177,73 +190,39 @@ class Engine:
         if request is not None:
             self._blocks.release(request)
             self._grammars.drop(request_id)
-            self._hooks.hook.request_dropped(request=request)
-            self._gauge()
+            self._notifier.request_dropped(request)
+            self._update_gauges()
 
     def step(self) -> list[Output]:
         """Schedule, compute, account. Returns what each request got.
 
-        Raises ContractError when the scheduler breaks a rule; every block is whole then, and no request is lost.
+        Raises ContractError when the scheduler breaks a rule: every block is whole then, no request is lost, and another
+        step may be made, or what is open ended by `fail`.
         """
-        settled = self._settle_grammars()
-        draft = self._draft(self._clock())
-        step, scheduled = self._schedule(draft), self._clock()
-        submit = getattr(self._runner, "submit", None)  # isinstance(…, AsyncRunner) takes microseconds
-        future = None if submit is None else submit(step)
-        if future is not None and self._sharing is not None:
-            self._sharing.settle(True)  # there was nothing to move
-        before, self._ahead, outputs, result = self._ahead, None, settled, None
-        if before is not None:
-            result = self._compute(before)
-            outputs += self._land(before, result)
-            ended = [chunk for chunk in step.chunks if chunk.request.finish is not None]
-            if ended and future is None:
-                chunks = tuple(chunk for chunk in step.chunks if chunk not in ended)
-                step = replace(step, chunks=chunks, constraint=self._grammars.constrain(chunks))
-        flight = Flight(step, draft, scheduled, future)
-        if isinstance(result, Exception):
-            outputs += self._land(flight, result)  # it was built on what failed
-        elif future is None:
-            outputs += self._land(flight, self._compute(flight))
-        else:
-            self._advance(flight)
-        self._bear()
-        self._gauge()
+        outputs = self._settle_grammars()
+        planned = self._plan()
+        outputs += self._finish(planned, self._compute(planned))
+        self._release_children()
+        self._update_gauges()
         return outputs
 
-    def _advance(self, flight: Flight) -> None:
-        """Take it that a step is computed, so that the next can be scheduled."""
-        self._ahead = flight
-        for request, start, count, samples in flight.step.chunks:
-            if request.finish is None:
-                if request.id in self._waiting:
-                    self._admit(request, start, flight.draft.now)
-                request.num_computed = start + count
-                if samples and request.num_generated + 1 < request.sampling.max_tokens:
-                    request.tokens.append(PENDING)
-
-    def _land(self, flight: Flight, result: Result | Exception) -> list[Output]:
-        """Account for a step that was computed, or failed."""
-        step, draft, scheduled, future = flight
-        began, ended = draft.now, self._clock()
-        if self._sharing is not None and future is None:
-            self._sharing.settle(isinstance(result, Result))
-        if isinstance(result, Result):
-            if step.chunks:
-                moved = len(step.swap_out) + len(step.swap_in)  # the block manager's too
-                self.cost.observe(draft.load._replace(moved_blocks=moved), ended - max(began, self._ended))
-            outputs = self._account(flight, result, ended)
-        else:
-            outputs = self._fail(flight, result, ended)
-        self._number += 1
-        self._ended = ended
-        self.stats.schedule_seconds, self.stats.step_seconds = scheduled - began, ended - began
-        if self._wants_steps:
-            self._gauge()
-            self._tell(
-                step, result, StepReport(self._number, began, scheduled, ended, (), draft.reasons, *self._counts())
-            )
+    def fail(self, reason: str) -> list[Output]:
+        """End every request with this error: nothing can be done for them."""
+        requests, now = (*self.waiting, *self.running), self._clock()
+        outputs = [self._output(request, (), Finish.ERROR, (), (), reason, now) for request in requests]
+        self._fruitless_steps = 0
+        self._update_gauges()
         return outputs
+
+    def overdue(self, seconds: float) -> str | None:
+        """Why a step that has been under way for so long must be taken to hang. From any thread."""
+        load = self._computing
+        bound = STEP_SECONDS if load is None else max(STEP_SECONDS, self.cost.estimate.bound(load))
+        if seconds <= bound:
+            return None
+        name = type(self._scheduler).__qualname__
+        what = f"the scheduler {name} or the core" if load is None else f"the computation of a step ({load})"
+        return f"{what} has not returned for {seconds:.0f} s, and {bound:.0f} s are the most that is to be expected"
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Output]:
         """Add the requests and step until they are done. Leaving early aborts those still open."""
@@ -257,13 +236,44 @@ class Engine:
                     if output.finish:
                         ids.discard(output.request_id)
                     yield output
+                if self.pause:
+                    time.sleep(EMPTY_STEP_PAUSE)
         finally:
             for request_id in ids:
                 self.abort(request_id)
 
-    def _draft(self, now: float) -> Draft:
-        return Draft(
+    def _plan(self) -> PlannedStep:
+        """Let the scheduler write a step. Raises ContractError naming it; what it took is given back then."""
+        now = self._clock()
+        builder = self._builder(now)
+        waiting, running = [r.view for r in self._waiting.values()], [r.view for r in self._schedulable()]
+        try:
+            self._schedule_limit.call(self._scheduler.schedule, tuple(waiting), tuple(running), Draft(builder))
+            step = builder.close()
+            self._watch_progress(step, builder.wait_until, now)
+        except BaseException as error:
+            self._back_to_waiting(builder.undo())
+            self._update_gauges()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self.stats.scheduler_failures += 1
+            what = f"{type(error).__name__}: {error}"
+            if isinstance(error, Overdue):
+                what = f"it did not return within {self._schedule_limit.seconds:g} s"
+            name = type(self._scheduler).__qualname__
+            raise ContractError(f"the scheduler {name} failed: {what}") from error
+        self._back_to_waiting(step.preempted)
+        constraint = self._grammars.constrain(step.chunks)
+        step = step if constraint is None else replace(step, constraint=constraint)
+        load = builder.load._replace(moved_blocks=len(step.swap_out) + len(step.swap_in))  # the block manager's too
+        return PlannedStep(step, load, builder.fitted, builder.reasons, now, self._clock())
+
+    def _builder(self, now: float) -> StepBuilder:
+        if self._sharing is not None:
+            self._sharing.begin(now)
+        return StepBuilder(
             self._blocks,
+            self._sharing,
             self._swapper,
             self._waiting,
             self._running,
@@ -271,93 +281,117 @@ class Engine:
             self.cost,
             max_tokens=self.info.max_num_batched_tokens,
             max_seqs=self.info.max_num_seqs,
-            sharing=self._sharing,
             now=now,
         )
 
-    def _schedule(self, draft: Draft) -> Step:
-        if self._sharing is not None:
-            self._sharing.begin(draft.now)
-        try:
-            running = tuple(self._running.values())
-            if self._ahead is not None:
-                running = tuple(r for r in running if r.num_pending)  # not those whose last token is being computed
-            self._scheduler.schedule(tuple(self._waiting.values()), running, draft)
-            step = draft.freeze()
-            self._watch_progress(step)
-        except Exception as error:
-            self._back_to_waiting(draft.undo())
-            self._gauge()
-            name = type(self._scheduler).__qualname__
-            raise ContractError(f"the scheduler {name} failed: {type(error).__name__}: {error}") from error
-        self._back_to_waiting(step.preempted)
-        constraint = self._grammars.constrain(step.chunks)
-        return step if constraint is None else replace(step, constraint=constraint)
+    def _schedulable(self) -> Iterable[Request]:
+        """The running requests that a step may take."""
+        return self._running.values()
 
-    def _watch_progress(self, step: Step) -> None:
+    def _watch_progress(self, step: Step, wait_until: float, now: float) -> None:
         """Raise ContractError when for long nothing ran, or the same was computed and thrown away again."""
-        if not (self._waiting or self._running or self._unborn) or any(c.end > c.request.furthest for c in step.chunks):
-            self._idle_steps = 0
-            return
-        self._idle_steps += 1
         moved = bool(step.chunks or step.preempted)
-        if self._idle_steps > (VAIN_STEPS if moved else IDLE_STEPS):
-            what = "no request came further" if moved else "it ran nothing"
-            counts = f"{len(self._waiting)} requests wait and {len(self._running)} run"
-            raise ContractError(f"{what} for {self._idle_steps - 1} steps while {counts}")
+        self._resume_at = -math.inf if moved else max(wait_until, now + EMPTY_STEP_PAUSE)
+        schedulable = self._waiting or self._running or self._blocked_on_parent
+        if not schedulable or wait_until > now or any(c.end > c.request.peak_computed for c in step.chunks):
+            self._fruitless_steps = 0
+            return
+        if not self._fruitless_steps:
+            self._fruitless_since = now
+        self._fruitless_steps += 1
+        seconds = now - self._fruitless_since
+        lasted = f"for {seconds:.1f} s and {self._fruitless_steps} steps"
+        lasted += f" while {len(self._waiting)} requests wait and {len(self._running)} run"
+        if moved and self._fruitless_steps > FRUITLESS_STEPS:
+            raise ContractError(f"no request came further {lasted}")
+        if not moved and seconds > IDLE_SECONDS and self._fruitless_steps > IDLE_STEPS:
+            raise ContractError(f"it ran nothing {lasted}, and never said that they wait (draft.wait)")
 
-    def _compute(self, flight: Flight) -> Result | Exception:
-        step, future = flight.step, flight.future
-        if not (step.chunks or step.swap_out):
-            return Result([])  # copies and swap_in serve chunks
+    def _compute(self, planned: PlannedStep) -> Result | Exception:
+        """Run a step; its requests are as far as it computes them then, unless it failed."""
+        step = planned.step
+        result: Result | Exception = Result([])
+        if step.chunks or step.swap_out:  # copies and swap_in serve chunks
+            result = self._guarded(lambda: self._runner.run(step), planned)
+        self._settle(happened=isinstance(result, Result))
+        if isinstance(result, Result):
+            self._mark_computed(step, planned.began)
+        return result
+
+    def _settle(self, *, happened: bool) -> None:
+        """The planned step's moves have happened, or never will."""
+        self._swapper.done() if happened else self._swapper.undo()
+        if self._sharing is not None:
+            self._sharing.settle(happened)
+
+    def _guarded(self, result: Callable[[], Result], planned: PlannedStep) -> Result | Exception:
+        """A result, or why there is none. Raises what one step after another fails with."""
+        self._computing = planned.load
         try:
-            result = self._runner.run(step) if future is None else future.result()
+            found = result()
             self._failed_steps = 0
-            return result
+            return found
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= FAILED_STEPS:
                 raise
-            log.exception("a step of %d requests failed; they get an error, the others go on", len(step.chunks))
+            num = len(planned.step.chunks)
+            log.exception("a step of %d requests failed; they get an error, the others go on", num)
             return error
+        finally:
+            self._computing = None
 
-    def _account(self, flight: Flight, result: Result, now: float) -> list[Output]:
-        ahead = flight.future is not None
-        if not ahead:
-            self._swapper.done()
-        constraint = flight.step.constraint
+    def _mark_computed(self, step: Step, began: float) -> None:
+        """Let the requests of a step be as far as it computes them."""
+        waiting = self._waiting
+        for request, start, count, _ in step.chunks:
+            if request.id in waiting:
+                self._enter(request, start, began)
+            request.num_computed = start + count
+
+    def _finish(self, planned: PlannedStep, result: Result | Exception) -> list[Output]:
+        """Account for a step that was computed, or failed."""
+        ended, stats = self._clock(), self.stats
+        if isinstance(result, Result):
+            if planned.step.chunks:
+                self.cost.observe(planned.load, ended - max(planned.began, self._finished_at), planned.fitted)
+            outputs = self._account(planned.step, result, ended)
+        else:
+            outputs = self._fail_step(planned.step, result, ended)
+        self._num_steps, self._finished_at = self._num_steps + 1, ended
+        stats.schedule_seconds, stats.step_seconds = planned.scheduled - planned.began, ended - planned.began
+        if self._notifier.of_steps:
+            self._report(planned, result, ended)
+        return outputs
+
+    def _account(self, step: Step, result: Result, now: float) -> list[Output]:
+        constraint = step.constraint
         if constraint is not None:
             result = constraint.judged(result)
-        index, lost, num_tokens, outputs, size = 0, 0, 0, [], self.info.block_size
-        waiting, publish, tokens = self._waiting, self._blocks.publish, result.tokens
-        plain = not (result.scores or result.logprobs or result.errors or constraint)
         complete = constraint.complete if constraint is not None else ()
-        for request, start, count, samples in flight.step.chunks:
+        index, lost, num_tokens, outputs, size = 0, 0, 0, [], self.info.block_size
+        publish, tokens = self._blocks.publish, result.tokens
+        plain = not (result.scores or result.logprobs or result.errors or constraint)
+        for request, start, count, samples in step.chunks:
             num_tokens += count
-            if ahead:
-                if request.finish is not None:
-                    lost += samples and index not in result.errors
-                    index += samples
-                    continue
-                if request.tokens[-1] == PENDING:
-                    request.tokens.pop()
-                end = start + count
-            else:
-                if request.id in waiting:
-                    self._admit(request, start, flight.draft.now)
-                end = request.num_computed = start + count
-            furthest = request.furthest
-            if end > furthest:
-                request.furthest = end
-            if start < furthest:
-                self.stats.recomputed_tokens += min(end, furthest) - start
+            if request.finish is not None:  # it ended while this was computed
+                lost += samples and index not in result.errors
+                index += samples
+                continue
+            history, end, peak = request.tokens, start + count, request.peak_computed
+            if history[-1] == PENDING:
+                history.pop()
+            if end > peak:
+                request.peak_computed = end
+            if start < peak:
+                self.stats.recomputed_tokens += min(end, peak) - start
             if end % size < count and request.blocks:  # a block became full, and was not taken away since
                 publish(request)
             if not (samples and plain):
                 outputs += self._result_of(request, end, index if samples else None, result, complete, now)
                 index += samples
                 continue
-            token, history, sampling = tokens[index], request.tokens, request.sampling  # the common case, kept cheap
+            token, sampling = tokens[index], request.sampling  # the common case, kept cheap
             index += 1
             history.append(token)
             if request.first_token_at is None:
@@ -389,12 +423,12 @@ class Engine:
         request.tokens.append(token)
         if request.first_token_at is None:
             request.first_token_at = now
-        marks = () if shown is None else (shown,)
+        logprobs = () if shown is None else (shown,)
         verdict = Finish.COMPLETE if index in complete else _verdict(request, token)
-        return [self._output(request, (token,), verdict, marks, scored, None, now)]
+        return [self._output(request, (token,), verdict, logprobs, scored, None, now)]
 
-    def _admit(self, request: Request, start: int, began: float) -> None:
-        """A waiting request ran."""
+    def _enter(self, request: Request, start: int, began: float) -> None:
+        """A waiting request runs."""
         self._running[request.id] = self._waiting.pop(request.id)
         if request.scheduled_at is None:
             request.scheduled_at = began
@@ -403,19 +437,20 @@ class Engine:
                 self.stats.prompt_tokens += request.num_prompt
                 self.stats.cached_tokens += start
 
-    def _bear(self) -> None:
+    def _release_children(self) -> None:
         """Let those wait in line whose parent has computed its prompt, or is gone. They go first: it has waited."""
-        if not self._unborn:
+        blocked = self._blocked_on_parent
+        if not blocked:
             return
-        born = {}
-        for child in self._unborn.values():
+        released = {}
+        for child in blocked.values():
             rid = child.parent or ""
             parent = next((queue[rid] for queue in self._queues() if rid in queue), None)
             if parent is None or parent.num_generated:
-                born[child.id] = child
-        for rid in born:
-            del self._unborn[rid]
-        self._waiting = born | self._waiting
+                released[child.id] = child
+        for rid in released:
+            del blocked[rid]
+        self._waiting = released | self._waiting
 
     def _output(
         self,
@@ -431,18 +466,18 @@ class Engine:
         if finish:
             self._running.pop(request.id, None)
             self._waiting.pop(request.id, None)
-            self._finish(request, finish)
+            self._blocked_on_parent.pop(request.id, None)
+            self._compiling.pop(request.id, None)
+            self._end(request, finish)
         return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
 
-    def _fail(self, flight: Flight, error: Exception, now: float) -> list[Output]:
+    def _fail_step(self, step: Step, error: Exception, now: float) -> list[Output]:
         """The forward pass failed: its requests end with an error, whose cause may be any of them."""
-        if flight.future is None:
-            self._swapper.undo()
         message = f"the step failed: {type(error).__name__}: {error}"
-        lost = [chunk.request for chunk in flight.step.chunks if chunk.request.finish is None]
+        lost = [chunk.request for chunk in step.chunks if chunk.request.finish is None]
         return [self._output(request, (), Finish.ERROR, (), (), message, now) for request in lost]
 
-    def _finish(self, request: Request, why: Finish) -> None:
+    def _end(self, request: Request, why: Finish) -> None:
         request.finish = why
         if request.tokens[-1] == PENDING:
             request.tokens.pop()
@@ -453,8 +488,7 @@ class Engine:
             self._grammars.drop(request.id)
         self._swapper.drop(request)
         self.stats.finished[why.value] = self.stats.finished.get(why.value, 0) + 1
-        if self._wants_finished:
-            self._hooks.hook.request_finished(request=request)
+        self._notifier.request_finished(request)
 
     def _back_to_waiting(self, requests: Iterable[Request]) -> None:
         oldest_first = sorted(requests, key=lambda request: request.arrived)
@@ -462,18 +496,20 @@ class Engine:
         if back:
             self._waiting = back | self._waiting
 
-    def _tell(self, step: Step, result: Result | Exception, report: StepReport) -> None:
-        if isinstance(result, Result):
-            report = report._replace(tokens=result.tokens)
-        else:
-            report = report._replace(error=f"{type(result).__name__}: {result}")
-        self._hooks.hook.step_finished(step=step, seconds=report.ended - report.began, report=report)
+    def _report(self, planned: PlannedStep, result: Result | Exception, ended: float) -> None:
+        self._update_gauges()
+        tokens, error = (
+            (result.tokens, None) if isinstance(result, Result) else ((), f"{type(result).__name__}: {result}")
+        )
+        times, counts = (planned.began, planned.scheduled, ended), self._counts()
+        report = StepReport(self._num_steps, *times, tokens, planned.reasons, *counts, error)
+        self._notifier.step_finished(planned.step, ended - planned.began, report)
 
     def _counts(self) -> tuple[int, int, int]:
         """Waiting, running, free blocks."""
-        return len(self._waiting) + len(self._unborn) + len(self._compiling), len(self._running), self._blocks.num_free
+        return len(self.waiting), len(self._running), self._blocks.num_free
 
-    def _gauge(self) -> None:
+    def _update_gauges(self) -> None:
         stats = self.stats
         stats.num_waiting, stats.num_running, stats.num_blocks_free = self._counts()
         stats.num_compiling = len(self._compiling)

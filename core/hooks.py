@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +19,13 @@ from turnout.core.interfaces import (
 from turnout.core.model import Format, ModelLoader, ModelRunner
 from turnout.core.parsers import ReasoningParser, ToolParser
 from turnout.core.structured import Structured
-from turnout.core.types import Request, Step, StepReport
+from turnout.core.types import ContractError, Request, Stats, Step, StepReport
 
 Hooks = pluggy.PluginManager
 hookspec = pluggy.HookspecMarker(ENTRY_POINTS)
 hookimpl = pluggy.HookimplMarker(ENTRY_POINTS)
+
+log = logging.getLogger("turnout.engine")
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -128,3 +131,54 @@ def request_finished(request: Request) -> None:
 @hookspec
 def request_dropped(request: Request) -> None:
     """What a finished request kept was given back since its owner asked."""
+
+
+class Notifier:
+    """Tells the plugins that listen what happens. One that raises costs a line in the log and a count, nothing else."""
+
+    def __init__(self, hooks: Hooks, stats: Stats) -> None:
+        self._hooks, self._stats = hooks, stats
+        self._failed: set[tuple[str, str]] = set()
+        for caller in (
+            hooks.hook.request_added,
+            hooks.hook.request_finished,
+            hooks.hook.request_dropped,
+            hooks.hook.step_finished,
+        ):
+            for plugin in caller.get_hookimpls():
+                if plugin.hookwrapper or plugin.wrapper:
+                    raise ContractError(
+                        f"the plugin {plugin.plugin_name} wraps the hook {caller.name}, which only tells"
+                    )
+        self.of_steps = bool(hooks.hook.step_finished.get_hookimpls())  # whether a report must be made of each step
+        self._of_added = bool(hooks.hook.request_added.get_hookimpls())
+        self._of_finished = bool(hooks.hook.request_finished.get_hookimpls())
+
+    def request_added(self, request: Request) -> None:
+        if self._of_added:
+            self._tell(self._hooks.hook.request_added, {"request": request})
+
+    def request_finished(self, request: Request) -> None:
+        if self._of_finished:
+            self._tell(self._hooks.hook.request_finished, {"request": request})
+
+    def request_dropped(self, request: Request) -> None:
+        self._tell(self._hooks.hook.request_dropped, {"request": request})
+
+    def step_finished(self, step: Step, seconds: float, report: StepReport) -> None:
+        self._tell(self._hooks.hook.step_finished, {"step": step, "seconds": seconds, "report": report})
+
+    def _tell(self, caller: pluggy.HookCaller, known: dict[str, object]) -> None:
+        """Call each plugin by itself: pluggy would stop at the first that raises."""
+        for plugin in reversed(caller.get_hookimpls()):
+            try:
+                plugin.function(*[known[name] for name in plugin.argnames])
+            except Exception:
+                self._stats.observer_failures += 1
+                if (plugin.plugin_name, caller.name) not in self._failed:
+                    self._failed.add((plugin.plugin_name, caller.name))
+                    log.exception(
+                        "the plugin %s failed in its hook %s; further failures are only counted",
+                        plugin.plugin_name,
+                        caller.name,
+                    )

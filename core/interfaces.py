@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core.draft import Draft
-from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request
+from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request, RequestView
 
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
@@ -101,10 +101,11 @@ class Auto:
 class Scheduler(Protocol):
     """Decides which requests run next, and how many tokens each."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        """Fill `draft` for one step. Called once per step.
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        """Fill `draft` for one step. Called once per step; ended after ten seconds.
 
-        Both sequences are oldest first; preempted requests stand at the front of `waiting`. Time is `draft.now`.
+        Both sequences are oldest first; preempted requests stand at the front of `waiting`. Time is `draft.now`. When it
+        raises, or breaks a rule of the draft, the step is undone and it is called again for another.
         """
         ...
 
@@ -117,13 +118,13 @@ class Preemption(Protocol):
         """Blocks of host memory to set aside for swapped requests; 0: none."""
         ...
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         """Which of them makes room. There is at least one; oldest first."""
         ...
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
-        """Called once per victim, before its `request.blocks` are given back. SWAP becomes RECOMPUTE, and is
-        counted, when fewer than `len(request.blocks)` of `draft.num_host_free` host blocks are free."""
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
+        """Called once per victim, before its blocks are given back. SWAP becomes RECOMPUTE, and is counted, when
+        `draft.host_blocks_free` are fewer than `request.num_blocks`."""
         ...
 
 

@@ -41,11 +41,11 @@ class Swapper:
         return len(self._out) + len(self._in)
 
     def preempt(self, request: Request, mode: PreemptMode | None, draft: Draft) -> None:
-        """Free the victim's blocks, keeping their contents in host memory if the mode says so and there is room."""
+        """Free the victim's blocks, keeping their contents in host memory if the mode says so and they fit there."""
         stats = self._stats
-        wanted = mode or self.policy.mode(request, draft)
+        wanted = mode or self.policy.mode(request.view, draft)
         request.num_preemptions += 1
-        request.room = 0
+        request.num_slots = 0
         if wanted is PreemptMode.SWAP and len(self._free) < len(request.blocks):
             stats.swap_fallbacks += 1
             wanted = PreemptMode.RECOMPUTE

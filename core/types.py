@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol, get_args
+from types import MappingProxyType
+from typing import Literal, NamedTuple, NoReturn, Protocol, get_args
 
 from torch import Tensor
 
@@ -132,7 +133,7 @@ class Sampling:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation. The engine alone changes it; schedulers read it."""
+    """One generation. The engine and its block manager change it; policies see its `view`."""
 
     id: str
     tokens: list[int]  # the prompt, then what was generated
@@ -141,25 +142,24 @@ class Request:
     priority: int = 0  # lower runs earlier, where a scheduler looks at it
     labels: Mapping[str, str] = field(default_factory=dict)  # from the client, for policies: tenant, tier
     salt: str | None = None  # requests share cached prefixes only with requests of the same salt
-    parent: str | None = (
-        None  # id of a request that begins alike: runs after its prompt, shares its blocks, even part-full ones
-    )
-    keep: bool = (
-        False  # its blocks stay after its end, for requests it is the parent of, until dropped or room is short
-    )
+    # id of a request that begins alike: this one runs after its prompt and shares its blocks, even part-full ones
+    parent: str | None = None
+    # its blocks stay after its end, for requests it is the parent of, until dropped or blocks are short
+    keep: bool = False
     num_begun: int = 0  # so many tokens at the prompt's end are of the answer already: a beam extends another
     num_prompt: int = field(init=False)
     num_computed: int = 0  # tokens whose keys and values are in the cache
     blocks: array[int] = field(default_factory=lambda: array("i"))  # block ids, written by the block manager
     host_blocks: list[int] = field(default_factory=list)  # where its blocks lie in host memory while swapped out
     num_cached: int = 0  # prompt tokens found in the prefix cache when it was first admitted
-    room: int = 0  # tokens its own blocks are known to hold; below it the draft need not ask for room again
-    furthest: int = 0  # the most `num_computed` ever was; a scheduler must let somebody pass it now and then
+    num_slots: int = 0  # tokens its own blocks are known to hold; below it no block need be asked for
+    peak_computed: int = 0  # the most `num_computed` ever was; a scheduler must let somebody pass it now and then
     num_scored: int = 0  # prompt tokens whose log-probability was delivered
     num_preemptions: int = 0
     scheduled_at: float | None = None  # first time in a step, seconds on the engine's clock
     first_token_at: float | None = None
     finish: Finish | None = None
+    view: RequestView = field(init=False, repr=False)  # made when the engine takes it in
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -175,10 +175,80 @@ class Request:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+
+class RequestView:
+    """A request as policies see it: read it, hand it to the draft, write nothing. What is asked stays; progress is now's."""
+
+    __slots__ = ("_request", "arrived", "id", "labels", "max_tokens", "num_prompt", "parent", "priority", "salt")
+    _request: Request
+    id: str
+    arrived: float  # seconds on the engine's clock
+    priority: int  # lower runs earlier, where a scheduler looks at it
+    labels: Mapping[str, str]
+    salt: str | None
+    parent: str | None
+    num_prompt: int
+    max_tokens: int  # to be generated, at most
+
+    def __init__(self, request: Request) -> None:
+        for name in ("id", "arrived", "priority", "salt", "parent", "num_prompt"):
+            object.__setattr__(self, name, getattr(request, name))
+        object.__setattr__(self, "labels", MappingProxyType(dict(request.labels)))
+        object.__setattr__(self, "max_tokens", request.sampling.max_tokens)
+        object.__setattr__(self, "_request", request)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ContractError(f"request.{name} can't be written: policies read requests, the engine changes them")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ContractError(f"request.{name} can't be deleted: policies read requests, the engine changes them")
+
+    def __repr__(self) -> str:
+        return f"RequestView({self.id!r}, {self.num_computed} of {self.num_tokens} tokens)"
+
     @property
-    def prefilling(self) -> bool:
-        """More is pending than the token last sampled: the next chunk is a prefill, not a decode."""
-        return len(self.tokens) - self.num_computed > 1 or len(self.tokens) == self.num_prompt
+    def tokens(self) -> tuple[int, ...]:
+        """A copy of the prompt and what was generated. To count them, `num_tokens` is cheaper."""
+        return tuple(self._request.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt and what was generated."""
+        return len(self._request.tokens)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are in the cache, or in host memory."""
+        return self._request.num_computed
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens still to be computed: the rest of the prompt, or the one last sampled."""
+        request = self._request
+        return len(request.tokens) - request.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        request = self._request
+        return len(request.tokens) - request.num_prompt
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks it holds; some may be shared."""
+        return len(self._request.blocks)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._request.num_preemptions
+
+    @property
+    def scheduled_at(self) -> float | None:
+        """When it first was in a step, seconds on the engine's clock."""
+        return self._request.scheduled_at
+
+    @property
+    def first_token_at(self) -> float | None:
+        return self._request.first_token_at
 
 
 class Chunk(NamedTuple):
@@ -395,6 +465,8 @@ class Stats:
     finished: dict[str, int] = field(default_factory=dict)  # by Finish value
     grammars: GrammarStats = field(default_factory=GrammarStats)
     num_compiling: int = 0  # waiting requests whose form is being compiled
+    scheduler_failures: int = 0  # steps the scheduler broke off, or broke a rule in; they were undone
+    observer_failures: int = 0  # hooks of plugins that raised
     step_seconds: float = 0.0  # of the last step
     schedule_seconds: float = 0.0  # of the last step
 

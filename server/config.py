@@ -33,7 +33,7 @@ class ServerConfig:
     keep_alive: float = 120.0  # seconds an idle connection stays open: longer than a proxy in front keeps it
     request_timeout: float = 60.0  # seconds a client has to send a request
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
-    stall_timeout: float = 60.0  # seconds without a finished step after which a busy engine counts as frozen; 0: never
+    stall_timeout: float = 60.0  # seconds without a sign of life after which a busy engine counts as frozen; 0: never
     log_requests: bool = False  # a line on stderr for each
     debug: bool = False  # /debug/requests and /debug/engine show what the engine does and why
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone

@@ -11,7 +11,7 @@ import numpy as np
 
 from turnout.core.engine import Engine
 from turnout.core.optional import SharingBlocks
-from turnout.core.types import Request, Stats
+from turnout.core.types import Request, RequestView, Stats
 from turnout.testing.fake import check_balance
 from turnout.testing.witness import Witness
 
@@ -100,7 +100,7 @@ def reachable(engine: Engine, ids: set[str]) -> list[str]:
     seen: set[int] = set()
 
     def look(value: object, path: str) -> None:
-        if isinstance(value, Request) or (isinstance(value, str) and value in ids):
+        if isinstance(value, (Request, RequestView)) or (isinstance(value, str) and value in ids):
             found.append(path)
         elif not isinstance(value, (str, *_PLAIN)) and id(value) not in seen:
             seen.add(id(value))
@@ -108,7 +108,7 @@ def reachable(engine: Engine, ids: set[str]) -> list[str]:
                 look(part, f"{path}{name}")
 
     for name, value in vars(engine).items():
-        if name not in ("_runner", "_hooks", "_clock", "info"):
+        if name not in ("_runner", "_notifier", "_clock", "info"):
             look(value, name)
     return found
 

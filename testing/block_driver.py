@@ -99,7 +99,7 @@ class Driver:
         for request, count in self.taken.values():
             self.swapped.pop(request.id, None)
             request.num_computed += count
-            request.furthest = max(request.furthest, request.num_computed)
+            request.peak_computed = max(request.peak_computed, request.num_computed)
             if request.num_computed % self.size < count:
                 self.manager.publish(request)
         return self._close()

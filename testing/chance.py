@@ -96,7 +96,7 @@ class About:
     """A call about one request, wherever it is or in one place."""
 
     name: str
-    where: str | None = None  # "waiting", "swapped", "unborn", "running", "kept"
+    where: str | None = None  # "waiting", "swapped", "blocked", "running", "kept"
     which: int = 0
 
     def __call__(self, play: Play) -> None:
@@ -113,7 +113,7 @@ class Other:
         play.call(self.call)
 
 
-ABORTS = ("waiting", "swapped", "swapped", "swapped", "unborn", "running")  # few are swapped out, and not for long
+ABORTS = ("waiting", "swapped", "swapped", "swapped", "blocked", "running")  # few are swapped out, and not for long
 STEPS: list[Operation] = [Steps(count) for count in (1, 1, 2, 2, 3, 4, 5, 6)]
 RARE: list[Operation] = [
     *(About("abort", where, which) for where in ABORTS for which in range(2)),

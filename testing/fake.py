@@ -19,10 +19,12 @@ from turnout.core.draft import Draft
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
-from turnout.core.optional import SharingBlocks
+from turnout.core.model import Runner
+from turnout.core.optional import AsyncRunner, SharingBlocks
+from turnout.core.pipelined import PipelinedEngine
 from turnout.core.plugins import load
 from turnout.core.structured import Structured
-from turnout.core.types import EngineInfo, Limits, Logprobs, PreemptMode, Request, Result, Step
+from turnout.core.types import EngineInfo, Limits, Logprobs, PreemptMode, Request, RequestView, Result, Step
 
 VOCAB = 997
 
@@ -94,10 +96,10 @@ def move_blocks(step: Step, cache: np.ndarray, host: np.ndarray) -> None:
 class _Recompute:
     num_host_blocks = 0
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         return candidates[-1]
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         return PreemptMode.RECOMPUTE
 
 
@@ -115,8 +117,9 @@ def make_engine(
     structured: Structured | None = None,
     limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
+    runner: Callable[[int, int, int], Runner] = TokenCacheRunner,
 ) -> Engine:
-    """An engine on the fake model."""
+    """An engine on the fake model; `runner` makes it from the numbers of blocks, of slots in one, and of host blocks."""
     policy = preemption or _Recompute()
     info = EngineInfo(
         model="fake",
@@ -138,9 +141,10 @@ def make_engine(
     )
     manager = blocks or _default_blocks(block_size)
     num_host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
-    runner = TokenCacheRunner(num_blocks, block_size, num_host)
-    return Engine(
-        runner,
+    made = runner(num_blocks, block_size, num_host)
+    engine = PipelinedEngine if isinstance(made, AsyncRunner) else Engine
+    return engine(
+        made,
         scheduler,
         manager,
         policy,
@@ -166,8 +170,8 @@ def check_balance(engine: Engine) -> None:
     for request in engine.waiting:
         assert not request.blocks, f"{request.id} waits and holds blocks"
     for request in engine.running:
-        room = len(request.blocks) * engine.info.block_size
-        assert request.num_computed <= room, f"{request.id} computed {request.num_computed} in room for {room}"
+        slots = len(request.blocks) * engine.info.block_size
+        assert request.num_computed <= slots, f"{request.id} computed {request.num_computed} in {slots} slots"
         assert len(set(request.blocks)) == len(request.blocks), f"{request.id} holds a block twice"
         assert not request.host_blocks, f"{request.id} runs and lies in host memory"
     swapped = [block for request in engine.waiting for block in request.host_blocks]

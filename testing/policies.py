@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from turnout.core.draft import Draft
-from turnout.core.types import PreemptMode, Request, Sampling
+from turnout.core.types import PreemptMode, Request, RequestView, Sampling
 from turnout.testing.audit import reachable
 from turnout.testing.fake import check_balance, continuation, make_engine, serve_all
 
@@ -117,7 +119,7 @@ class PreemptionContract:
         policy, seen = self.make(), []
 
         class Watch(Plain):
-            def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+            def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
                 for count in range(1, len(running) + 1):
                     seen.append(draft.victim(running[:count]))
                     assert seen[-1] in running[:count], f"{seen[-1]!r} is none of the candidates"
@@ -131,7 +133,7 @@ class PreemptionContract:
 
     def test_it_copes_with_a_host_memory_that_others_have_filled(self) -> None:
         class Everything(Plain):
-            def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+            def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
                 if len(running) > 3:  # all at once
                     for request in running[1:]:
                         draft.preempt(request)
@@ -149,13 +151,12 @@ class PreemptionContract:
         assert not found, f"a request that ended is still held in {', '.join(found)}"
 
 
+@dataclass
 class Plain:
     """First come, first served; the preemption policy says who gives way."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        queue = list(running)
-        while queue:
-            draft.insist(queue.pop(0), queue, limit=16)
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        draft.run(running, limit=16)
         for request in waiting:
             if not draft.admit(request, 16):
                 return
@@ -168,10 +169,10 @@ class Dice:
         self.what, self.dice = what, random.Random(0)
         self.num_host_blocks = 12
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         return self.dice.choice(candidates)
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         return self.what
 
 
@@ -197,5 +198,6 @@ def serves(scheduler: Callable[[], Any], preemption: Callable[[], Any] | None = 
         requests = ragged(seed)
         wanted = {r.id: continuation(r.tokens, r.sampling.max_tokens) for r in requests}
         policy = preemption() if preemption is not None else None
-        got = serve_all(make_engine(scheduler(), preemption=policy, **options), requests)
+        clock = itertools.count(1.0, 0.01).__next__  # passes with every look at it, so that idling is found at once
+        got = serve_all(make_engine(scheduler(), preemption=policy, clock=clock, **options), requests)
         assert got == wanted, "the tokens differ from those of each request alone"

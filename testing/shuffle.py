@@ -5,12 +5,11 @@ whatever it does; nobody is served well by it.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnout.core.draft import Draft
-from turnout.core.types import PreemptMode, Request
+from turnout.core.types import PreemptMode, RequestView
 from turnout.testing.watched import Misstep
 
 MODES = (None, PreemptMode.SWAP, PreemptMode.RECOMPUTE)
@@ -32,7 +31,7 @@ class Shuffle:
             raise ValueError(f"scheduler.mischief must not be negative, got {self.mischief}")
         self._dice, self._left = random.Random(self.seed), self.mischief
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         self._left -= 1
         if self._left < 0:
             self._honest(waiting, running, draft)
@@ -41,9 +40,9 @@ class Shuffle:
         pool = [*running, *waiting]
         dice.shuffle(pool)
         taken: set[str] = set()
-        if dice.random() < 0.2:  # the cheap way
-            draft.take_all(deque(request for request in running if dice.random() < 0.7), dice.choice((None, 2)))
-            taken = {chunk.request.id for chunk in draft.chunks}
+        if dice.random() < 0.2:  # many at once
+            draft.run([r for r in running if dice.random() < 0.7], limit=dice.choice((None, 2)))
+            taken = {one.request.id for one in draft.taken} | {one.id for one in draft.preempted}
         for request in pool:
             runs, lot = request in running, dice.random()
             if self.missteps and lot > 0.96:
@@ -54,19 +53,16 @@ class Shuffle:
                 draft.preempt(request, dice.choice(MODES))
                 taken.add(request.id)
             elif lot < 0.4:
-                victims = [other for other in running if other is not request and other.id not in taken]
-                before = list(victims)
-                draft.insist(request, victims, limit=dice.randint(1, 9))
-                taken |= {request.id} | {other.id for other in before if other not in victims}
+                others = [other for other in running if other is not request]
+                draft.run([request], spare=others, limit=dice.randint(1, 9))
+                taken |= {request.id} | {one.id for one in draft.preempted}
             else:
                 draft.cached(request)
                 draft.take(request, dice.choice((None, 1, 2, 3, 5)))
                 taken.add(request.id)
 
-    def _honest(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        queue = sorted(running, key=lambda request: -request.furthest)
-        while queue and not draft.full:
-            draft.insist(queue.pop(0), queue)
+    def _honest(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        draft.run(sorted(running, key=lambda request: -request.num_computed))
         for request in waiting:
-            if draft.preempted or draft.full or not draft.take(request):
+            if draft.preempted or not draft.take(request):
                 return

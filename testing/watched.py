@@ -19,7 +19,7 @@ from turnout.testing.audit import audit, audit_stats, full_house, reachable
 from turnout.testing.fake import make_engine
 from turnout.testing.witness import Witness
 
-PLACES = ("waiting", "swapped", "unborn", "running", "kept")
+PLACES = ("waiting", "swapped", "blocked", "running", "kept")
 
 
 class Misstep(Exception):
@@ -201,11 +201,11 @@ class Watched:
         audit_stats(self.engine, self.witness)
 
     def ids(self, where: str) -> list[str]:
-        """Of the requests that are "waiting", "swapped", "unborn", "running" or "kept"."""
+        """Of the requests that are "waiting", "swapped", "blocked", "running" or "kept"."""
         engine = self.engine
         if where in ("waiting", "swapped"):
             return [rid for rid, r in engine._waiting.items() if bool(r.host_blocks) is (where == "swapped")]
-        return list({"running": engine._running, "unborn": engine._unborn, "kept": engine._kept}[where])
+        return list({"running": engine._running, "blocked": engine._blocked_on_parent, "kept": engine._kept}[where])
 
     def _where(self, rid: str) -> str:
         return next((place for place in PLACES if rid in self.ids(place)), "gone")

@@ -65,7 +65,7 @@ class Witness:
 
     def run(self, step: Step) -> Result:
         self.faults += self._wrong(step)
-        self.progress = any(chunk.end > chunk.request.furthest for chunk in step.chunks)
+        self.progress = any(chunk.end > chunk.request.peak_computed for chunk in step.chunks)
         how, self.fail = self.fail, None
         if how in ("before", "after") and self._failed_in_a_row < 2:
             self._failed_in_a_row += 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, Sampling, Scheduler
+from turnout.core import BlockManager, Draft, Preemption, PreemptMode, Request, RequestView, Sampling, Scheduler
 from turnout.core.engine import Engine
 from turnout.core.types import KVSpec
 from turnout.kernels import cpu as native
@@ -193,7 +193,7 @@ class Fickle:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         pool = [*running, *waiting]
         self.dice.shuffle(pool)
         for request in pool:
@@ -236,7 +236,7 @@ def test_swapped_blocks_come_back_bit_for_bit(make: Make, prompts: list[list[int
         def __init__(self) -> None:
             self.out = True
 
-        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
             if self.out:
                 draft.preempt(running[0])
             else:

@@ -18,7 +18,6 @@ from turnout.lab.bench.prompts import Prompts
 from turnout.lab.bench.sample import Sample
 from turnout.lab.simulate.fairness import LABEL
 
-PAUSE = 0.001  # seconds between steps while the scheduler waits for something, as the served engine pauses
 NAP = 0.5  # seconds slept at most, so that Ctrl-C is heard
 
 
@@ -85,8 +84,8 @@ class EngineLoad:
                 for output in outputs:
                     self._take(output, now)
                 self._generating += self._clock() - self._began - now
-                if not engine.stats.step_tokens:
-                    self._sleep(PAUSE)
+                if engine.pause:
+                    self._sleep(min(engine.pause, NAP))
             elif load.next_at == math.inf:
                 return
             else:

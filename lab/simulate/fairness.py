@@ -40,7 +40,7 @@ class Fairness:
         service = self._service
         for request, start, count, samples in step.chunks:
             tenant = request.labels.get(LABEL, "")
-            first, end = max(start, request.furthest), min(start + count, request.num_prompt)
+            first, end = max(start, request.peak_computed), min(start + count, request.num_prompt)
             gained = (end - first if end > first else 0) + (SAID if samples else 0)
             service[tenant] = service.get(tenant, 0) + gained
 

@@ -25,7 +25,6 @@ from turnout.lab.simulate.record import Record
 from turnout.lab.simulate.runner import Latency, SimulatedRunner, VirtualClock
 from turnout.lab.workload.arrivals import VOCAB_SIZE, Arrival, Workload
 
-PAUSE = 0.001  # seconds between steps while the scheduler waits for something, as the served engine pauses
 TELL = 0.5  # seconds of wall time between two signs of life
 
 Tell = Callable[[int, float], None]  # (requests finished, seconds simulated)
@@ -75,8 +74,7 @@ class Simulation:
                 for output in record.step(outputs, clock.now):
                     self._finished(output.request_id)
                     record.finished(output, self._open.pop(output.request_id).request)
-            if not engine.stats.step_tokens:
-                clock.now = min(clock.now + PAUSE, max(due, clock.now))
+            clock.now = min(clock.now + engine.pause, max(due, clock.now))
             record.gauges(clock.now, engine)
             if after - spoke > TELL:
                 spoke = after

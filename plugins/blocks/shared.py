@@ -97,7 +97,7 @@ class SharedBlocks(Options, Finder):
         blocks, refs = request.blocks, self._refs
         if "pin" in request.labels:
             self._pin(request)
-        if self._idle.ranked and request.furthest >= request.num_computed:  # else it never ran: it gets them again
+        if self._idle.ranked and request.peak_computed >= request.num_computed:  # else it never ran: it gets them again
             self._idle.used([block for block in blocks if self._numbers[block]], request.priority)
         left: list[int] = []
         for block in reversed(blocks):

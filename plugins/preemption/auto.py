@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.core import Draft, PreemptMode, Request
+from turnout.core import Draft, PreemptMode, RequestView
 from turnout.plugins.preemption.swap import Swap
 
 REMEASURE = 1000  # steps without a move after which the next victim is swapped to see what a move costs now
@@ -23,10 +23,10 @@ class Auto(Swap):
         super().__post_init__()
         self._moved_at: int | None = None  # steps seen by the estimate when a victim was last swapped
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
-        blocks, tokens, cost = len(request.blocks), request.num_computed, draft.cost
-        if blocks > draft.num_host_free:
-            why = f"host memory has {draft.num_host_free} blocks free, it holds {blocks}"
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
+        blocks, tokens, cost = request.num_blocks, request.num_computed, draft.cost
+        if blocks > draft.host_blocks_free:
+            why = f"host memory has {draft.host_blocks_free} blocks free, it holds {blocks}"
             draft.explain(request, f"to be computed again: {why}")
             return PreemptMode.RECOMPUTE
         move, compute = cost.swap(blocks), cost.recompute(tokens)

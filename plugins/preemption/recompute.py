@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnout.core import Draft, PreemptMode, Request
+from turnout.core import Draft, PreemptMode, RequestView
 from turnout.plugins.preemption.victims import ByRule
 
 
@@ -22,5 +22,5 @@ class Recompute(ByRule):
     def num_host_blocks(self) -> int:
         return 0
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         return PreemptMode.RECOMPUTE

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Request
+from turnout.core import Draft, RequestView
 
 MIN_CHUNK = 16  # tokens that one prompt gets in every step, whatever the target
 
@@ -41,18 +40,19 @@ class ChunkedPrefill:
         if self.target_itl is not None and not self.target_itl > 0:
             raise ValueError(f"scheduler.target_itl must be more than 0 seconds, got {self.target_itl}")
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        streams = deque([r for r in running if len(r.tokens) - r.num_computed == 1])
-        prompts = [] if len(streams) == len(running) else [r for r in running if len(r.tokens) - r.num_computed != 1]
-        while (stuck := draft.take_all(streams)) is not None:
-            if draft.full:
-                return
-            draft.insist(stuck, prompts, streams)  # prompts under way give way before streams do
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        streams, prompts = list[RequestView](), list[RequestView]()
+        for request in running:
+            (streams if request.num_pending == 1 else prompts).append(request)
+        draft.run(streams, spare=prompts)  # prompts under way give way before streams do
         left = self.max_prefill_tokens
+        for place, request in enumerate(prompts):
+            limit = self._limit(request, left, draft)
+            if not limit:
+                return
+            left -= draft.run((request,), spare=prompts[place + 1 :], limit=limit)
         num_long = sum(map(self._long, prompts))
-        while prompts and (limit := self._limit(prompts[0], left, draft)):
-            left -= draft.insist(prompts.pop(0), prompts, limit=limit)
-        for request in waiting if not prompts else ():
+        for request in waiting:
             if self._long(request):
                 if num_long >= self.max_long_partial_prefills:
                     draft.explain(request, f"{num_long} long prompts are being computed")
@@ -63,10 +63,10 @@ class ChunkedPrefill:
                 return
             left -= taken
 
-    def _long(self, request: Request) -> bool:
+    def _long(self, request: RequestView) -> bool:
         return 0 < self.long_prefill_token_threshold < request.num_pending
 
-    def _limit(self, request: Request, left: int, draft: Draft) -> int:
+    def _limit(self, request: RequestView, left: int, draft: Draft) -> int:
         """How many tokens of a prompt may join the step."""
         if self.target_itl is None:
             return min(self.chunk, left)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Request
+from turnout.core import Draft, RequestView
 
 MIN_CHUNK = 16  # tokens that the most pressing prompt gets in every step, whatever the targets of running streams
 
@@ -34,15 +34,12 @@ class Deadline:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"scheduler.{name} must be more than 0 seconds, got {getattr(self, name)}")
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        streams = deque(r for r in running if r.num_pending == 1)
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        streams = [r for r in running if r.num_pending == 1]
         prompts = deque(sorted((r for r in running if r.num_pending != 1), key=lambda r: self.slack(r, draft)))
         pace = min((self._target(request, "itl_target", draft) for request in streams), default=math.inf)
-        while (stuck := draft.take_all(streams)) is not None:
-            if draft.full:
-                return
-            draft.insist(stuck, prompts, streams, victim=self._victim)
-        coming: deque[Request] = deque()
+        draft.run(streams, spare=prompts, victim=self._victim)
+        coming: deque[RequestView] = deque()
         if draft.seats_left > 0 and not draft.preempted:
             coming.extend(sorted(waiting, key=lambda r: self.slack(r, draft)))
         while prompts or coming:
@@ -50,25 +47,25 @@ class Deadline:
             request = (prompts if under_way else coming).popleft()
             fits = draft.fits(request, pace) if pace < math.inf else draft.tokens_left
             limit = max(fits, 0 if draft.load.prefill_tokens else MIN_CHUNK)
-            if not limit or draft.full:
+            if not limit or not draft.tokens_left:
                 return
             if under_way:
-                draft.insist(request, prompts, limit=limit, victim=self._victim)
+                draft.run((request,), spare=prompts, limit=limit, victim=self._victim)
             elif not draft.admit(request, limit):
                 coming.clear()  # nobody passes it
 
-    def slack(self, request: Request, draft: Draft) -> float:
+    def slack(self, request: RequestView, draft: Draft) -> float:
         """Seconds until work on its next token must begin."""
         if request.first_token_at is None:
             due = request.arrived + self._target(request, "ttft_target", draft)
         else:
             due = request.first_token_at + request.num_generated * self._target(request, "itl_target", draft)
-        return due - draft.now - draft.cost.recompute(len(request.tokens))
+        return due - draft.now - draft.cost.recompute(request.num_tokens)
 
-    def _victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def _victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         return max(reversed(candidates), key=lambda r: self.slack(r, draft))
 
-    def _target(self, request: Request, name: str, draft: Draft) -> float:
+    def _target(self, request: RequestView, name: str, draft: Draft) -> float:
         label = request.labels.get(name)
         if label is None:
             return float(getattr(self, name))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Policy, Request
+from turnout.core import Draft, Policy, RequestView
 
 
 @dataclass
@@ -41,17 +41,17 @@ class Fair(Policy):
         self._last: str | None = None  # the tenant whose last waiting request was admitted last
         self._floor = 0.0  # nobody that waits was served less
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         tenants = dict.fromkeys(map(self._tenant, waiting))
         self._lift(tenants, running)
         self._queued = set(tenants)
         super().schedule(waiting, running, draft)
-        for chunk in draft.chunks:
-            if chunk.samples:
-                self._served[self._tenant(chunk.request)] += self.output_weight
+        for taken in draft.taken:
+            if taken.samples:
+                self._served[self._tenant(taken.request)] += self.output_weight
 
-    def admit(self, waiting: Sequence[Request], draft: Draft) -> None:
-        queues: dict[str, deque[Request]] = {}
+    def admit(self, waiting: Sequence[RequestView], draft: Draft) -> None:
+        queues: dict[str, deque[RequestView]] = {}
         for request in waiting:
             queues.setdefault(self._tenant(request), deque()).append(request)
         while queues:
@@ -66,14 +66,14 @@ class Fair(Policy):
                 self._queued.discard(tenant)
                 self._last = tenant
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         most = max(self._served[self._tenant(request)] for request in candidates)
         return draft.victim([r for r in candidates if self._served[self._tenant(r)] == most])
 
-    def _tenant(self, request: Request) -> str:
+    def _tenant(self, request: RequestView) -> str:
         return request.labels.get(self.tenant_label, "")
 
-    def _lift(self, tenants: dict[str, None], running: Sequence[Request]) -> None:
+    def _lift(self, tenants: dict[str, None], running: Sequence[RequestView]) -> None:
         """Raise the counters of tenants that begin to wait; forget those that are away and would be raised anyway."""
         served = self._served
         still = [served[tenant] for tenant in tenants if tenant in self._queued]

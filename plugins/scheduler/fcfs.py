@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Request
+from turnout.core import Draft, RequestView
 
 
 @dataclass
@@ -17,12 +16,8 @@ class FCFS:
     Bound: nobody is admitted before a request that arrived earlier, and the one admitted first always comes further.
     """
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        queue = deque(running)
-        while (stuck := draft.take_all(queue)) is not None:
-            if draft.full:
-                return
-            draft.insist(stuck, queue)
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        draft.run(running)
         for request in waiting:
             if not draft.admit(request):
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Policy, Request
+from turnout.core import Draft, Policy, RequestView
 
 
 @dataclass
@@ -31,8 +31,8 @@ class PrefixAware(Policy):
             if getattr(self, name) < 1:
                 raise ValueError(f"scheduler.{name} must be at least 1, got {getattr(self, name)}")
 
-    def score(self, request: Request, draft: Draft) -> float:
+    def score(self, request: RequestView, draft: Draft) -> float:
         return float("inf") if draft.now - request.arrived >= self.max_wait else draft.cached(request)
 
-    def admit(self, waiting: Sequence[Request], draft: Draft) -> None:
+    def admit(self, waiting: Sequence[RequestView], draft: Draft) -> None:
         super().admit(waiting[: self.window], draft)

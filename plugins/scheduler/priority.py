@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Policy, Request
+from turnout.core import Draft, Policy, RequestView
 
 
 @dataclass
@@ -31,16 +31,16 @@ class Priority(Policy):
         if self.chunk < 1:
             raise ValueError(f"scheduler.chunk must be at least 1, got {self.chunk}")
 
-    def order(self, request: Request, draft: Draft) -> tuple[float, ...]:
+    def order(self, request: RequestView, draft: Draft) -> tuple[float, ...]:
         if self.ageing is None:
             return (request.priority, request.arrived)
         return (request.arrived + self.ageing * request.priority, request.priority)
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         least = max(request.priority for request in candidates)
         return draft.victim([request for request in candidates if request.priority == least])
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         if not waiting or not running:
             return super().schedule(waiting, running, draft)
         queue = deque(sorted(running, key=lambda r: self.order(r, draft)))
@@ -51,20 +51,22 @@ class Priority(Policy):
                 break
             while queue and self.order(queue[0], draft) <= place:
                 request = queue.popleft()
-                draft.take(request, self.chunk) or draft.insist(request, queue, limit=self.chunk, victim=self.victim)
+                draft.run((request,), spare=queue, limit=self.chunk, victim=self.victim)
+                if draft.preempted:
+                    queue = deque(r for r in queue if r not in draft.preempted)
             if queue and not self._enter(coming.popleft(), queue, draft):
                 coming.clear()  # nobody passes it
-        self.go_on(queue, [], draft)
+        draft.run(queue, limit=self.chunk, victim=self.victim)
         for request in coming:
             if not draft.admit(request, self.chunk):
                 return
 
-    def _enter(self, request: Request, queue: deque[Request], draft: Draft) -> bool:
+    def _enter(self, request: RequestView, queue: deque[RequestView], draft: Draft) -> bool:
         """Admit a waiting request ahead of running ones, at the expense of those below its level if need be."""
         if draft.seats_left > 0 and draft.missing(request) <= 0:
             return bool(draft.take(request, self.chunk))
         below = [other for other in queue if other.priority > request.priority]
-        if not below or draft.missing(request) > sum(len(other.blocks) for other in below):
+        if not below or draft.missing(request) > sum(other.num_blocks for other in below):
             draft.explain(request, "no seat or not enough blocks, even if all that is less urgent made room")
             return False
         while draft.seats_left <= 0 or draft.missing(request) > 0:

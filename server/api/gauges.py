@@ -137,6 +137,8 @@ def _own(stats: Stats, info: EngineInfo, labels: Labels) -> Iterator[Metric]:
     yield _split("turnout:swapped_blocks", "Blocks copied to host memory and back.", "direction", moved, labels)
     yield _counter("turnout:swap_fallbacks", "Swaps that became recomputes: no room.", stats.swap_fallbacks, labels)
     yield _counter("turnout:recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens, labels)
+    yield _counter("turnout:scheduler_failures", "Steps the scheduler failed in.", stats.scheduler_failures, labels)
+    yield _counter("turnout:observer_failures", "Hooks of plugins that raised.", stats.observer_failures, labels)
     blocks = stats.blocks
     evicted = {"room": blocks.evicted - blocks.expired, "expired": blocks.expired}
     tier = {"out": blocks.tier_out, "in": blocks.tier_in}

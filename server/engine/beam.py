@@ -93,6 +93,11 @@ class ServedEngine:
         """A search has a request in the engine until it is over."""
         return self.engine.busy
 
+    @property
+    def pause(self) -> float:
+        """Seconds in which another step would find nothing to do."""
+        return self.engine.pause
+
     def add(self, asked: Ask) -> None:
         """Queue a request or a search. Raises ValueError for one that could never run, naming the limit."""
         if asked.id in self._groups:
@@ -136,6 +141,18 @@ class ServedEngine:
             if self._observers is not None:
                 self._observers.failed()
             raise
+        return self._shown(outputs)
+
+    def fail(self, reason: str) -> list[Output]:
+        """End every request and search with this error."""
+        return self._shown(self.engine.fail(reason))
+
+    def overdue(self, seconds: float) -> str | None:
+        """Why a step that has been under way for so long must be taken to hang. From any thread."""
+        return self.engine.overdue(seconds)
+
+    def _shown(self, outputs: list[Output]) -> list[Output]:
+        """What the engine's outputs are to those who asked."""
         if not self._owners:
             return outputs
         shown: list[Output] = []

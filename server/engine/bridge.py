@@ -1,7 +1,8 @@
 """asyncio on this side, the engine in its own process on the other. It knows no HTTP and no text.
 
-A process that ends is known at once, for its pipe ends with it. One that hangs is told by its silence: it has requests
-to compute, or owes an answer, and says nothing for `stall_timeout` seconds.
+A process that ends is known at once, for its pipe ends with it. One that is frozen is told by its silence: it has
+requests to compute, or owes an answer, and a thread of its own that would say so says nothing for `stall_timeout`
+seconds, however long a step takes. A step that hangs is told by that thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from turnout.core.types import EngineInfo, Finish, Output, Stats
 from turnout.server.engine.messages import (
     Abort,
+    Alive,
     Asked,
     BeamSearch,
     Fatal,
@@ -228,6 +230,8 @@ class EngineProcess:
                     reply.set_result(answer)
             case Progress(stage, share):
                 self._progress(stage, share)
+            case Alive(overdue) if overdue and self._stall_timeout and not self._ended:
+                self._hangs(f"the engine hangs: {overdue}")
             case Found(path) if not self._found.done():
                 self._found.set_result(path)
             case Ready(info) if not self._ended:
@@ -265,12 +269,14 @@ class EngineProcess:
             silent = silent + tick if now[0] and now == before else 0.0
             before = now
             if silent >= self._stall_timeout and not self._ended:
-                assert self._process is not None
-                self._process.kill_with_traceback()
-                self._fail(
-                    f"the engine is frozen: no step ended for {self._stall_timeout:g} s (server.stall_timeout), so its "
-                    "process was ended"
+                self._hangs(
+                    f"the engine is frozen: no sign of life for {self._stall_timeout:g} s (server.stall_timeout)"
                 )
+
+    def _hangs(self, how: str) -> None:
+        assert self._process is not None
+        self._process.kill_with_traceback()
+        self._fail(f"{how}, so its process was ended")
 
     def _exited(self, code: int) -> None:
         if self._killed:

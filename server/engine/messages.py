@@ -88,6 +88,12 @@ class Found(NamedTuple):
     path: str  # of the folder
 
 
+class Alive(NamedTuple):
+    """From the engine's process, every now and then while it has something to do."""
+
+    overdue: str | None  # why its step must be taken to hang
+
+
 class Ready(NamedTuple):
     """From the engine's process: requests are welcome."""
 

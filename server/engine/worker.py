@@ -22,7 +22,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Protocol
 
-from turnout.core.types import EngineInfo, Output, Stats
+from turnout.core.types import ContractError, EngineInfo, Output, Stats
+from turnout.server.engine.heartbeat import Heartbeat
 from turnout.server.engine.messages import (
     Abort,
     Ask,
@@ -41,8 +42,8 @@ from turnout.server.engine.messages import (
 )
 from turnout.server.engine.parallel import requests_of
 
-HEARTBEAT = 0.2  # seconds between reports while steps compute nothing
-EMPTY_STEP_PAUSE = 0.001  # seconds; the scheduler waits for something, so a step later may find it
+STATS_PAUSE = 0.2  # seconds between reports while steps compute nothing
+MAX_FAILURES = 3  # of the scheduler, one after the other with nothing computed between; then every request ends
 PROGRESS_PAUSE = 0.05  # seconds between progress messages of one stage
 PARENTS_SIGNALS = {signal.SIGINT, signal.SIGTERM}  # sent to a whole group or service; the parent alone answers them
 LEAVE_SIGNAL = signal.SIGUSR2  # ends a process that is still loading; what it was writing on disk is tidied up
@@ -63,9 +64,13 @@ class Served(Protocol):
     def stats(self) -> Stats: ...
     @property
     def busy(self) -> bool: ...
+    @property
+    def pause(self) -> float: ...
     def add(self, asked: Ask) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
+    def fail(self, reason: str) -> list[Output]: ...
+    def overdue(self, seconds: float) -> str | None: ...
     def answer(self, topic: str, name: str) -> object: ...
     def close(self) -> None: ...
 
@@ -109,15 +114,36 @@ class Loop:
         self._handled = self._reported = 0  # messages
         self._refused: list[tuple[str, str]] = []
         self._spoke = 0.0  # when the last report went
+        self._failures = 0
+        self.heartbeat = Heartbeat(engine.overdue, send)
 
     def run(self) -> None:
-        """Returns when told to stop. Raises what the engine raises: its state is unknown then."""
+        """Returns when told to stop. Raises what the engine raises, faults of its scheduler excepted: its state is unknown
+        then."""
         engine, pause = self._engine, None
         while self._receive(pause):
-            outputs = engine.step() if engine.busy else []
-            computed = bool(outputs or engine.stats.step_tokens)
-            self._report(outputs, computed)
-            pause = None if not engine.busy else 0.0 if computed else EMPTY_STEP_PAUSE
+            self.heartbeat.begin()
+            outputs = self._step() if engine.busy else []
+            pause = engine.pause if engine.busy else None
+            self._report(outputs, computed=bool(outputs) or pause == 0.0)
+            if pause is None:
+                self.heartbeat.rest()
+
+    def _step(self) -> list[Output]:
+        """A step. A scheduler that fails is asked again; when it fails on and on, it is its requests that end."""
+        try:
+            outputs = self._engine.step()
+        except ContractError as error:
+            self._failures += 1
+            if self._failures < MAX_FAILURES:
+                log.warning("%s; the step was undone, and the next one is tried", error, exc_info=error)
+                return []
+            self._failures = 0
+            log.error("%s, %d times in a row: every open request ends with this error", error, MAX_FAILURES)
+            return self._engine.fail(str(error))
+        if self._engine.pause == 0.0:
+            self._failures = 0
+        return outputs
 
     def _receive(self, pause: float | None) -> bool:
         """Handle every message there is, waiting up to `pause` seconds for the first (None: for ever). False: stop."""
@@ -147,7 +173,7 @@ class Loop:
 
     def _report(self, outputs: list[Output], computed: bool) -> None:
         now = time.monotonic()
-        if not computed and self._handled == self._reported and now - self._spoke < HEARTBEAT:
+        if not computed and self._handled == self._reported and now - self._spoke < STATS_PAUSE:
             return
         fields = [tuple(output) for output in outputs]
         self._send(Report(self._handled, self._engine.busy, fields, self._refused, self._engine.stats))
@@ -201,7 +227,9 @@ def load(setup: Setup, send: Send) -> Served:
 def compute(engine: Served, inbox: SimpleQueue[ToEngine], send: Send) -> None:
     """Run the engine until told to stop, or say why it failed and exit."""
     try:
-        Loop(engine, inbox, send).run()
+        loop = Loop(engine, inbox, send)
+        loop.heartbeat.start()
+        loop.run()
     except Exception as error:
         log.exception("the engine failed")
         send(Fatal(f"the engine failed: {type(error).__name__}: {error}"))
@@ -215,9 +243,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _sender(outbox: Connection) -> Send:
+    lock = threading.Lock()  # the heartbeat speaks too
+
     def send(message: object) -> None:
         try:
-            outbox.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            with lock:
+                outbox.send_bytes(pickled)
         except OSError:
             os._exit(1)  # nobody reads any more: the parent is gone
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from engines import engine_on
 
-from turnout.core import Draft, PreemptMode, Request, Sampling
+from turnout.core import Draft, PreemptMode, Request, RequestView, Sampling
 from turnout.plugins.loader import checkpoint
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
@@ -51,7 +51,7 @@ class Evicting(FCFS):
     def __post_init__(self) -> None:
         self.times = dict[str, int]()
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         stay = []
         for request in running:
             if request.num_generated // self.every > self.times.get(request.id, 0):

@@ -63,7 +63,7 @@ def running_engine(scheduler: FCFS | ChunkedPrefill, num_running: int) -> Engine
     for i in range(num_running):
         prompt = [dice.randrange(16) for _ in range(32)]
         engine.add(Request(str(i), prompt, Sampling(0, max_tokens=9_000)))
-    while engine.waiting or any(r.prefilling for r in engine.running):
+    while engine.waiting or any(r.num_pending > 1 or not r.num_generated for r in engine.running):
         engine.step()
     return engine
 

@@ -12,7 +12,7 @@ import pytest
 from engines import ours
 from fickle import Fickle, alone, requests
 
-from turnout.core import PENDING, ContractError, Draft, Finish, Request, Sampling, Step
+from turnout.core import PENDING, ContractError, Draft, Finish, Request, RequestView, Sampling, Step
 from turnout.core.engine import Engine
 from turnout.core.model import Result
 from turnout.core.types import Chunk, Output
@@ -90,9 +90,8 @@ def _copied(chunk: Chunk) -> Chunk:
 
 
 def behind(scheduler: Any, num_blocks: int = 64, block_size: int = 4, **options: Any) -> tuple[Engine, Behind]:
-    engine = make_engine(scheduler, num_blocks=num_blocks, block_size=block_size, **options)
-    old: Any = engine._runner
-    engine._runner = runner = Behind(num_blocks, block_size, len(old.host))
+    engine = make_engine(scheduler, num_blocks=num_blocks, block_size=block_size, runner=Behind, **options)
+    runner: Any = engine._runner
     return engine, runner
 
 
@@ -174,7 +173,8 @@ def test_an_abort_in_flight_gives_the_blocks_back_and_shows_no_unknown_token() -
     engine.add(request)
     engine.step()
     engine.abort("gone")
-    assert PENDING not in request.tokens and engine.stats.num_blocks_free == 4 and not engine.busy
+    assert PENDING not in request.tokens and engine.stats.num_blocks_free == 4
+    assert engine.step() == [] and not engine.busy
     asked = [Request("next", [9, 8, 7, 6], Sampling(0, max_tokens=6))]
     assert serve_all(engine, asked) == alone(asked)
 
@@ -216,7 +216,7 @@ def test_a_scheduler_that_breaks_a_rule_with_a_step_in_flight_loses_nothing() ->
     class Faulty(ChunkedPrefill):
         calls = 0
 
-        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
             super().schedule(waiting, running, draft)
             self.calls += 1
             if self.calls % 3 == 0:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 
 import pytest
 from fickle import Fickle, alone, requests
 
-from turnout.core import ContractError, Draft, Finish, Request, Sampling
-from turnout.core.engine import IDLE_STEPS, VAIN_STEPS
+from turnout.core import Finish, Request, Sampling
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 from turnout.testing import check_balance, continuation, make_engine, serve_all
@@ -54,103 +52,6 @@ def test_budgets_hold_in_every_step(budget: int, seats: int) -> None:
         engine.step()
         assert len(engine.running) <= seats
     assert max(step.num_tokens for step in engine._runner.steps) <= budget  # type: ignore[attr-defined]
-
-
-class Hostile:
-    """Runs like FCFS for two steps, then misbehaves."""
-
-    def __init__(self, crime: str) -> None:
-        self.crime, self.steps, self.kept = crime, 0, None
-        self.old: Draft | None = None
-
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-        self.steps += 1
-        if self.steps <= 2:
-            self.kept = running[0] if running else None
-            self.old = draft
-            return FCFS().schedule(waiting, running, draft)
-        for request in (*running, *waiting):
-            draft.take(request)
-        victim = running[0]
-        if self.crime == "takes twice":
-            draft.take(victim)
-        elif self.crime == "preempts what it took":
-            draft.preempt(victim)
-        elif self.crime == "takes a stranger":
-            draft.take(Request("stranger", [1, 2]))
-        elif self.crime == "takes a copy with the same id":
-            draft.take(Request(victim.id, [1, 2]))
-        elif self.crime == "keeps the draft":
-            assert self.old is not None
-            self.old.take(victim)
-        elif self.crime == "asks for nothing":
-            draft.take(victim, 0)
-        elif self.crime == "raises":
-            raise KeyError("its own bug")
-
-
-CRIMES = {
-    "takes twice": "already in this step",
-    "preempts what it took": "already in this step",
-    "takes a stranger": "no such request",
-    "takes a copy with the same id": "already in this step",
-    "keeps the draft": "after the step was closed",
-    "asks for nothing": "limit must be at least 1",
-    "raises": "its own bug",
-}
-
-
-@pytest.mark.parametrize("crime", CRIMES)
-@pytest.mark.parametrize("preemption", [Recompute(), Swap(host_blocks=8)])
-def test_a_hostile_scheduler_gets_a_clear_exception_and_the_blocks_are_whole(
-    crime: str, preemption: Recompute | Swap
-) -> None:
-    asked = requests(1, num=6, max_tokens=30)
-    engine = make_engine(Hostile(crime), num_blocks=40, max_num_batched_tokens=200, preemption=preemption)
-    got: dict[str, list[int]] = {r.id: [] for r in asked}
-    for request in asked:
-        engine.add(request)
-    with pytest.raises(ContractError, match="the scheduler Hostile failed.*" + CRIMES[crime]):
-        while engine.busy:
-            for output in engine.step():
-                got[output.request_id] += output.tokens
-    check_balance(engine)
-    engine._scheduler = FCFS()  # nothing was lost: an honest one goes on
-    while engine.busy:
-        for output in engine.step():
-            got[output.request_id] += output.tokens
-        check_balance(engine)
-    assert got == alone(asked)
-
-
-def test_a_scheduler_that_never_runs_anything_is_told_so() -> None:
-    class Idle:
-        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None: ...
-
-    engine = make_engine(Idle())
-    engine.add(Request("a", [1, 2, 3]))
-    with pytest.raises(ContractError, match="ran nothing for .* steps while 1 requests wait"):
-        for _ in range(IDLE_STEPS + 2):
-            engine.step()
-    check_balance(engine)
-    assert engine.stats.num_blocks_free == engine.info.num_blocks
-
-
-def test_preempting_everything_in_every_step_is_told_as_no_progress() -> None:
-    class PingPong:
-        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
-            for request in running:
-                draft.preempt(request)
-            if not running:
-                for request in waiting:
-                    draft.take(request, 1)
-
-    engine = make_engine(PingPong())
-    engine.add(Request("a", [1, 2, 3]))
-    with pytest.raises(ContractError, match="no request came further"):
-        for _ in range(2 * VAIN_STEPS):
-            engine.step()
-    check_balance(engine)
 
 
 @pytest.mark.parametrize("seed", range(3))

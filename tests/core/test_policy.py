@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from virtual import ask, drive, first_chunks, timed_engine
 
-from turnout.core import Draft, Policy, Request
+from turnout.core import Draft, Policy, RequestView
 from turnout.testing import continuation, make_engine, serve_all
 
 
@@ -30,7 +30,7 @@ def test_chunk_limits_what_one_request_gets_in_a_step() -> None:
 
 class TestOrder:
     class Urgent(Policy):
-        def order(self, request: Request, draft: Draft) -> tuple[float, ...]:
+        def order(self, request: RequestView, draft: Draft) -> tuple[float, ...]:
             return (request.priority, request.arrived)
 
     def test_those_that_wait_are_admitted_by_it(self) -> None:
@@ -49,13 +49,13 @@ class TestFilter:
     class Quota(Policy):
         """At most one request of a tenant runs at a time."""
 
-        def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+        def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
             super().schedule(waiting, running, draft)
             self.reasons = dict(draft.reasons)
 
-        def filter(self, request: Request, draft: Draft) -> bool | str:
+        def filter(self, request: RequestView, draft: Draft) -> bool | str:
             tenant = request.labels["tenant"]
-            if request.blocks or all(chunk.request.labels["tenant"] != tenant for chunk in draft.chunks):
+            if request.num_blocks or all(taken.request.labels["tenant"] != tenant for taken in draft.taken):
                 return True
             return f"{tenant} has one running"
 
@@ -73,7 +73,7 @@ class TestFilter:
         class Pause(Policy):
             paused = False
 
-            def filter(self, request: Request, draft: Draft) -> bool | str:
+            def filter(self, request: RequestView, draft: Draft) -> bool | str:
                 return not self.paused or request.id != "a"
 
         policy = Pause()
@@ -98,7 +98,7 @@ class TestFilter:
 class TestScore:
     def test_the_highest_is_admitted_first_and_equals_go_by_order(self) -> None:
         class Shortest(Policy):
-            def score(self, request: Request, draft: Draft) -> float:
+            def score(self, request: RequestView, draft: Draft) -> float:
                 return -request.num_pending
 
         engine, _ = timed_engine(Shortest(), max_num_seqs=1)
@@ -107,7 +107,7 @@ class TestScore:
 
     def test_it_may_change_from_step_to_step(self) -> None:
         class Turning(Policy):
-            def score(self, request: Request, draft: Draft) -> float:
+            def score(self, request: RequestView, draft: Draft) -> float:
                 return request.num_prompt if draft.now < 1.015 else -request.num_prompt
 
         engine, _ = timed_engine(Turning(), max_num_seqs=1)
@@ -125,7 +125,7 @@ class TestVictim:
         seen: list[list[str]] = []
 
         class Second(Policy):
-            def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+            def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
                 seen.append([request.id for request in candidates])
                 return candidates[0]
 

@@ -12,7 +12,7 @@ import pytest
 from callers import Api, live, until
 from engines import LocalEngine, engine_on, ours, words
 
-from turnout.core import BlockManager, Draft, PreemptMode, Request, Sampling, Scheduler
+from turnout.core import BlockManager, Draft, PreemptMode, Request, RequestView, Sampling, Scheduler
 from turnout.core.engine import Engine
 from turnout.plugins.loader.model import Model
 from turnout.plugins.preemption import Recompute, Swap
@@ -37,7 +37,7 @@ class PreemptsAt:
         self.lengths, self.mode = lengths, mode
         self.left: dict[str, list[int]] = {}
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in running:
             left = self.left.setdefault(request.id, list(self.lengths))
             if request.num_computed in left:
@@ -117,12 +117,12 @@ def test_a_client_that_leaves_takes_all_its_choices_along(worded: Model, text: T
 class Urgent:
     """The lowest `priority` first; who is more urgent takes the place of who is less."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         kept = sorted(running, key=lambda r: r.priority)
         coming = sorted(waiting, key=lambda r: r.priority)
         pool = sorted([*kept, *coming], key=lambda r: r.priority)
         for request in pool:
-            while not draft.full and not draft.take(request):
+            while draft.tokens_left and not draft.take(request):
                 victim = next((r for r in reversed(kept) if r.priority > request.priority and r is not request), None)
                 if victim is None:
                     if request in kept:

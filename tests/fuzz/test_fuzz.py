@@ -31,7 +31,7 @@ SITUATIONS = (
     "blocks.tier_in",
     "abort: waiting",
     "abort: swapped",
-    "abort: unborn",
+    "abort: blocked",
     "abort: running",
     "abort: gone",
     "drop: kept",
@@ -82,7 +82,8 @@ def test_one_seed_plays_the_same_traces_each_time_and_another_others() -> None:
     def steps(start: int) -> list[int]:
         seen: list[int] = []
         assert (
-            search(installed(package="turnout"), 20, start, lambda engine: seen.append(engine.engine._number)) is None
+            search(installed(package="turnout"), 20, start, lambda engine: seen.append(engine.engine._num_steps))
+            is None
         )
         return seen
 

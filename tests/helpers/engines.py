@@ -62,10 +62,11 @@ def engine_on(
     blocks: BlockManager | None = None,
     prefix_cache: bool = True,
     cache_dtype: str = "auto",
+    runner: LocalRunner | None = None,
     **budgets: Any,
 ) -> Engine:
     """An engine whose runner computes with `model`."""
-    policy = preemption or Recompute()
+    policy, made = preemption or Recompute(), runner or LocalRunner()
     manager = blocks or PagedBlocks(block_size, prefix_cache=prefix_cache)
     limits = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, "max_model_len": model.info.max_len} | budgets
     engine = make_engine(
@@ -74,14 +75,14 @@ def engine_on(
         block_size=block_size,
         preemption=policy,
         blocks=manager,
+        runner=lambda *sizes: made,
         **limits,
     )
     engine.info = replace(engine.info, model="tiny", vocab_size=model.info.vocab_size)
     spec = KVSpec(model.info.layers, block_size, num_blocks, cache_dtype)
     device = torch.device("cpu")
-    engine._runner = runner = LocalRunner()
     host = policy.num_host_blocks + (manager.num_host_blocks if isinstance(manager, SharingBlocks) else 0)
-    runner.start(model, BACKENDS[attention](), spec, model.info.dtype, device, host)
+    made.start(model, BACKENDS[attention](), spec, model.info.dtype, device, host)
     return engine
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from turnout.core.types import EngineInfo, Finish, Output, Request, Stats
+from turnout.core.types import ContractError, EngineInfo, Finish, Output, Request, Stats
 from turnout.server.engine.messages import Ask, BeamSearch
 from turnout.server.engine.worker import LoadingReporter
 
@@ -48,6 +49,19 @@ class FakeEngine:
     @property
     def busy(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def pause(self) -> float:
+        return 0.0 if self.stats.step_tokens else 0.001
+
+    def fail(self, reason: str) -> list[Output]:
+        failed = [Output(rid, finish=Finish.ERROR, error=reason) for rid in self.requests]
+        self.requests.clear()
+        return failed
+
+    def overdue(self, seconds: float) -> str | None:
+        hangs = any(request.labels.get("do") == "hang" for request in self.requests.values())
+        return f"a step takes {seconds:.1f} s" if hangs and seconds > 0.5 else None
 
     def add(self, asked: Ask) -> None:
         request = asked
@@ -113,7 +127,13 @@ def misbehave(how: str | None) -> None:
     if how == "raise":
         raise RuntimeError("the scheduler lost its mind")
     if how == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "long":
+        time.sleep(1.2)
+    if how == "hang":
         time.sleep(1000)
+    if how == "break":
+        raise ContractError("the scheduler Odd failed: KeyError: 7")
     if how == "slow":
         time.sleep(0.3)
     if how == "exit":

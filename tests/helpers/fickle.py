@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from turnout.core import Draft, PreemptMode, Request, Sampling
+from turnout.core import Draft, PreemptMode, Request, RequestView, Sampling
 from turnout.testing import continuation
 
 
@@ -31,7 +31,7 @@ class Fickle:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         pool = [*running, *waiting]
         self.dice.shuffle(pool)
         progressed = False
@@ -42,5 +42,5 @@ class Fickle:
                 progressed = True
         if not progressed:
             for request in running:
-                if request.blocks:
+                if request.num_blocks:
                     draft.preempt(request)

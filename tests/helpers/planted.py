@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnout.core import Draft, Finish, PreemptMode, Request
+from turnout.core import Draft, Finish, PreemptMode, Request, RequestView
 from turnout.core.optional import BlockMoves
 from turnout.core.swap import Swapper
 from turnout.plugins.blocks import PagedBlocks
@@ -135,7 +135,7 @@ class EagerSwapper(Swapper):
 class TakesTurns:
     """Lets two requests push each other out for ever."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in running:
             if waiting or not draft.take(request):
                 draft.preempt(request)
@@ -150,5 +150,5 @@ class Prefers(Recompute):
 
     preferred: PreemptMode = PreemptMode.RECOMPUTE
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         return self.preferred

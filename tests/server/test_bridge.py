@@ -220,14 +220,30 @@ class TestHealthy:
         run(pass_time())
         assert engine.trouble() is None
 
+    def test_a_step_that_takes_longer_than_the_stall_timeout_is_waited_for(
+        self, running: tuple[EngineProcess, Run[Any]]
+    ) -> None:
+        engine, run = running
+        assert run(counted(engine, asking("long", 1, do="long"))) == [0] and engine.trouble() is None
+
+    def test_a_scheduler_that_breaks_down_ends_its_requests_and_the_engine_serves_on(
+        self, running: tuple[EngineProcess, Run[Any]]
+    ) -> None:
+        engine, run = running
+
+        async def scenario() -> None:
+            found = [output.error async for output in engine.generate(asking("guilty", 5, do="break"))]
+            assert found == ["the scheduler Odd failed: KeyError: 7"]
+            assert await counted(engine, asking("next", 3)) == [0, 1, 2] and engine.trouble() is None
+
+        run(scenario())
+
 
 async def failures(engine: EngineProcess, *requests: Request) -> list[BaseException | list[int]]:
     return await asyncio.gather(*(counted(engine, request) for request in requests), return_exceptions=True)
 
 
-def test_a_frozen_step_is_told_after_the_stall_timeout_and_its_process_ended(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_frozen_process_is_told_after_the_stall_timeout_and_ended() -> None:
     async def scenario() -> None:
         engine = new_engine()
         engine.start()
@@ -238,6 +254,19 @@ def test_a_frozen_step_is_told_after_the_stall_timeout_and_its_process_ended(
         assert STALL <= took < 5 * STALL
         assert all(isinstance(error, EngineError) and "frozen" in str(error) for error in found)
         assert "server.stall_timeout" in (engine.trouble() or "")
+        await until(lambda: not psutil.pid_exists(engine.pid or 0))
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_hangs_is_told_with_the_place_where_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        engine = new_engine()
+        engine.start()
+        await engine.ready()
+        found = await failures(engine, asking("a", 900), asking("guilty", do="hang"))
+        assert all(isinstance(error, EngineError) and "hangs: a step takes" in str(error) for error in found)
         await until(lambda: not psutil.pid_exists(engine.pid or 0))
         await engine.stop()
 

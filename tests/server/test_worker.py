@@ -14,9 +14,22 @@ from queue import SimpleQueue
 import fake_engine
 import pytest
 
-from turnout.core.types import Output, Request, Sampling
+from turnout.core.types import ContractError, Output, Request, Sampling
 from turnout.server.engine import worker
-from turnout.server.engine.messages import Abort, Fatal, Found, Progress, Question, Reply, Report, Setup, Stop, ToEngine
+from turnout.server.engine.heartbeat import BEAT, Heartbeat
+from turnout.server.engine.messages import (
+    Abort,
+    Alive,
+    Fatal,
+    Found,
+    Progress,
+    Question,
+    Reply,
+    Report,
+    Setup,
+    Stop,
+    ToEngine,
+)
 from turnout.server.engine.worker import LoadingReporter, Loop, compute, load
 
 
@@ -97,7 +110,7 @@ def test_it_takes_no_step_when_idle_and_few_when_the_scheduler_waits() -> None:
         inbox.put(asking("a", do="wait"))
         time.sleep(0.5)
         assert 1 < engine.stats.num_steps < 0.5 / fake_engine.STEP, "an empty step pauses on top of its own time"
-        assert 2 <= len(sent) <= 4, "empty steps report a heartbeat, not each"
+        assert 2 <= len(sent) <= 4, "empty steps report now and then, not each"
 
 
 def setup(**config: str) -> Setup:
@@ -206,3 +219,52 @@ def test_however_it_ends_what_watches_the_engine_is_closed() -> None:
     with pytest.raises(SystemExit):
         compute(failed, inbox, lambda message: None)
     assert stopped.closed and failed.closed
+
+
+def test_a_scheduler_that_fails_now_and_then_costs_nothing_and_one_that_goes_on_failing_costs_its_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "turnout.engine")
+    sent = reports(asking("a", 3), asking("b", do="break"), steps_until_stop=20)
+    outputs = [Output._make(fields) for report in sent for fields in report.outputs]
+    assert [(o.request_id, o.error) for o in outputs] == [
+        (rid, "the scheduler Odd failed: KeyError: 7") for rid in "ab"
+    ]
+    engine, inbox = fake_engine.FakeEngine(), SimpleQueue[ToEngine]()
+    inbox.put(asking("a", 9))
+    real, calls = engine.step, iter(range(100))
+
+    def step() -> list[Output]:
+        if next(calls) % 3:
+            raise ContractError("the scheduler Odd failed: KeyError: 7")
+        return real()
+
+    engine.step = step  # type: ignore[method-assign]
+    found: list[Output] = []
+
+    def send(message: object) -> None:
+        assert isinstance(message, Report)
+        found.extend(Output._make(fields) for fields in message.outputs)
+        if not message.busy:
+            inbox.put(Stop())
+
+    Loop(engine, inbox, send).run()
+    assert [token for output in found for token in output.tokens] == list(range(9))
+
+
+class TestHeartbeat:
+    def test_it_beats_while_something_is_under_way_and_says_how_long(self) -> None:
+        sent: list[object] = []
+        heartbeat = Heartbeat(lambda seconds: f"{seconds:.1f}" if seconds >= 2 * BEAT else None, sent.append)
+        heartbeat.beat()
+        assert sent == []
+        heartbeat.begin()
+        for _ in range(3):
+            heartbeat.beat()
+        assert sent == [Alive(None), Alive(None), Alive(f"{2 * BEAT:.1f}")]
+        heartbeat.begin()
+        heartbeat.beat()
+        assert sent[-1] == Alive(None)
+        heartbeat.rest()
+        heartbeat.beat()
+        assert len(sent) == 4

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from turnout.core import Draft, Policy, PreemptMode, Request
+from turnout.core import Draft, Policy, PreemptMode, Request, RequestView
 from turnout.testing import PreemptionContract, SchedulerContract, check_component
 from turnout.testing.policies import Dice, Plain, rules
 
@@ -23,39 +24,40 @@ class Hoards(Plain):
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in running:
             self.seen[request.id] = request.num_computed
         super().schedule(waiting, running, draft)
 
 
+@dataclass
 class Starves(Policy):
     """The shortest first, whoever waits."""
 
-    def score(self, request: Request, draft: Draft) -> float:
+    def score(self, request: RequestView, draft: Draft) -> float:
         return -request.num_prompt
 
 
 class Gambles(Plain):
     """Decides by what is not in the draft."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         super().schedule(random.sample(waiting, len(waiting)), running, draft)
 
 
 class Breaks(Plain):
     """Preempts what it took."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         super().schedule(waiting, running, draft)
-        if draft.preempted and draft.chunks:
-            draft.preempt(next(iter(draft.chunks)).request)
+        if draft.preempted and draft.taken:
+            draft.preempt(draft.taken[0].request)
 
 
 class Stuck(Plain):
     """Never gives anybody's blocks away."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in (*running, *waiting):
             draft.take(request, 16)
 
@@ -85,7 +87,7 @@ class Stranger(Dice):
     def __init__(self) -> None:
         super().__init__(PreemptMode.RECOMPUTE)
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         return Request("stranger", [1])
 
 
@@ -95,7 +97,7 @@ class Undecided(Dice):
     def __init__(self) -> None:
         super().__init__(PreemptMode.SWAP)
 
-    def mode(self, request: Request, draft: Draft) -> Any:
+    def mode(self, request: RequestView, draft: Draft) -> Any:
         return "later"
 
 
@@ -106,7 +108,7 @@ class Remembers(Dice):
         super().__init__(PreemptMode.SWAP)
         self.victims: list[Request] = []
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         self.victims.append(request)
         return super().mode(request, draft)
 

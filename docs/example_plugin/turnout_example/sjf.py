@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from turnout.core import Draft, Policy, Request
+from turnout.core import Draft, Policy, RequestView
 
 
 @dataclass
@@ -15,5 +15,5 @@ class SJF(Policy):
         if self.ageing < 0:
             raise ValueError(f"scheduler.ageing must not be negative, got {self.ageing}")
 
-    def score(self, request: Request, draft: Draft) -> float:
+    def score(self, request: RequestView, draft: Draft) -> float:
         return self.ageing * (draft.now - request.arrived) - request.num_pending

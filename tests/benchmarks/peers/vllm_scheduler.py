@@ -43,7 +43,7 @@ def ours(num_running: int, name: str) -> Callable[[], None]:
     dice = random.Random(0)
     for i in range(num_running):
         engine.add(Request(str(i), [dice.randrange(900) for _ in range(PROMPT)], Sampling(0, max_tokens=3_000)))
-    while engine.waiting or any(request.prefilling for request in engine.running):
+    while engine.waiting or any(request.num_pending > 1 or not request.num_generated for request in engine.running):
         engine.step()
     return lambda: _check(len(engine.step()), num_running)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from days import accounts, composed, engine_of, live, record_day
 
-from turnout.core import Draft, Request, Sampling, plugins
+from turnout.core import Draft, Request, RequestView, Sampling, plugins
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
 from turnout.server.steplog.log import StepLog
@@ -132,7 +132,7 @@ class Stingy:
     def __init__(self) -> None:
         self.odd = False
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         self.odd = not self.odd
         for request in (*running, *waiting) if self.odd else running[:1]:
             draft.take(request)

@@ -35,7 +35,7 @@ def test_every_policy_decides_the_same_again(tmp_path: Path, scheduler: str, pre
         victims += engine.stats.preemptions_recompute + engine.stats.preemptions_swap
         result = replay(path)
         assert result.difference is None, str(result.difference)
-        assert (result.num_steps, result.num_requests, result.stopped) == (engine._number, 40, None)
+        assert (result.num_steps, result.num_requests, result.stopped) == (engine._num_steps, 40, None)
     assert victims, "no day of these has a preemption: nothing is proven"
 
 

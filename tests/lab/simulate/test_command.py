@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from turnout.core import Draft, Request, hookimpl, plugins
+from turnout.core import Draft, RequestView, hookimpl, plugins
 from turnout.lab.simulate import command
 from turnout.lab.simulate.config import LATENCIES, WORKLOADS, Capacity, SimulateConfig, Target
 from turnout.lab.simulate.hardware import HARDWARE
@@ -120,14 +120,14 @@ class LastFirst:
 
     at_once: int = 1
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in (*running, *waiting[::-1][: self.at_once - len(running)]):
             draft.take(request)
 
 
 @dataclass
 class Faulty:
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         draft.take(waiting[0])
         draft.take(waiting[0])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from simulations import Listed, arrival, simulation
 
-from turnout.core import Draft, Request
+from turnout.core import Draft, Request, RequestView
 from turnout.core.config import Limits
 from turnout.core.types import ContractError
 from turnout.lab.simulate.config import Target
@@ -99,7 +99,7 @@ def test_recorded_answers_come_back_as_they_were() -> None:
 class Patient:
     """Lets every request wait for half a second."""
 
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
         for request in running:
             draft.take(request)
         for request in waiting:
@@ -113,7 +113,7 @@ def test_time_passes_while_a_scheduler_waits_for_something() -> None:
 
 
 class Refuses:
-    def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None: ...
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None: ...
 
 
 def test_a_scheduler_that_runs_nothing_is_named() -> None:

@@ -91,7 +91,7 @@ def test_service_is_compared_among_tenants_that_wait_all_through_a_window() -> N
 
 def test_what_is_computed_again_after_a_preemption_is_no_service() -> None:
     victim, other = of("victim"), of("other")
-    victim.furthest = 60
+    victim.peak_computed = 60
     fairness = Fairness(window=10.0)
     fairness.served(Step((Chunk(victim, 0, 70, False), Chunk(other, 0, 5, False))))
     fairness.finished("victim", 1.5)

@@ -199,10 +199,9 @@ def test_a_step_undone_after_it_was_frozen_leaves_nothing_that_never_arrived(mak
     serve_all(engine, [Request("other", [7] * 16, Sampling(0, max_tokens=0))])
     assert engine.stats.blocks.tier_out == 3
     engine.add(again := Request("again", [*prompt, 5], Sampling(0, max_tokens=1)))
-    engine._blocks.begin(1.0)  # type: ignore[attr-defined]
-    draft = engine._draft(1.0)
-    assert draft.take(again) == 1 and draft.freeze().swap_in
-    draft.undo()
+    builder = engine._builder(1.0)
+    assert builder.take(again.view) == 1 and builder.close().swap_in
+    builder.undo()
     assert engine.stats.num_blocks_free == 4 and not again.blocks
     while engine.busy:
         engine.step()

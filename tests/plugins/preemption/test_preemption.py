@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual import LAW, ask, drive, timed_engine
 
-from turnout.core import Draft, PreemptMode, Request
+from turnout.core import Draft, PreemptMode, Request, RequestView
 from turnout.plugins import preemption as ours
 from turnout.plugins.preemption import Auto, Recompute, Swap
 from turnout.plugins.preemption.auto import REMEASURE
@@ -66,7 +66,7 @@ class TestVictimRule:
         found: list[str] = []
 
         class Ask(FCFS):
-            def schedule(self, waiting: Sequence[Request], running: Sequence[Request], draft: Draft) -> None:
+            def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
                 if len(running) == len(requests):
                     found.append(draft.victim(running).id)
                 super().schedule(waiting, running, draft)
@@ -81,7 +81,7 @@ def modes(law: Sequence[float], policy: Auto, num_blocks: int = 40) -> tuple[lis
     seen: list[tuple[PreemptMode, str]] = []
     inner = policy.mode
 
-    def mode(request: Request, draft: Draft) -> PreemptMode:
+    def mode(request: RequestView, draft: Draft) -> PreemptMode:
         chosen = inner(request, draft)
         seen.append((chosen, draft.reasons[request.id]))
         return chosen

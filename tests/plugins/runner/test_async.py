@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from engines import engine_on, outputs_of, words
 from models import VOCAB, save
 
-from turnout.core import KVSpec, Request, Sampling, Step
+from turnout.core import Request, Sampling, Step
 from turnout.core.engine import Engine
 from turnout.core.model import Limits, Result
-from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.preemption import Recompute, Swap
 from turnout.plugins.quant.none import Unquantized
@@ -28,15 +26,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> loading.Model:
 
 
 def started(model: loading.Model, asynchronous: bool, policy: Any, num_blocks: int) -> Engine:
-    engine = engine_on(
-        model, num_blocks=num_blocks, block_size=4, preemption=policy, max_num_seqs=6, max_num_batched_tokens=48
-    )
     runner = LocalRunner(async_scheduling=asynchronous)
     runner.prepare(model.info, Limits(max_model_len=256), lambda stage, share: None)
-    spec = KVSpec(model.info.layers, 4, num_blocks)
-    runner.start(model, TorchAttention(), spec, torch.float32, torch.device("cpu"), policy.num_host_blocks)
-    engine._runner = runner
-    return engine
+    return engine_on(
+        model,
+        num_blocks=num_blocks,
+        block_size=4,
+        preemption=policy,
+        runner=runner,
+        max_num_seqs=6,
+        max_num_batched_tokens=48,
+    )
 
 
 LOOKS_BACK: list[dict[str, Any]] = [
