@@ -17,6 +17,10 @@ struct alignas(64) TileConfig {  // as LDTILECFG reads it
     uint8_t rows[16] = {};
 };
 
+// Not GCC's intrinsics: they tell it of the first 8 bytes only, and it leaves out writing the others
+inline void load_tile_config(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
+inline void store_tile_config(TileConfig& config) { __asm__ volatile("sttilecfg %0" : "=m"(config)); }
+
 // Linux grants tiles to a process that asks (Documentation/arch/x86/xstate.rst)
 inline bool may_use_tiles() {
     static const bool granted = [] {
@@ -31,14 +35,14 @@ inline bool may_use_tiles() {
 struct Tiles {
     TileConfig before;
     __attribute__((target("amx-tile"))) explicit Tiles(int64_t rows) {
-        _tile_storeconfig(&before);
+        store_tile_config(before);
         TileConfig mine;
         for (int t = 0; t < 8; t++) mine.bytes[t] = 64, mine.rows[t] = t < 6 ? rows : 16;
-        _tile_loadconfig(&mine);
+        load_tile_config(mine);
     }
     __attribute__((target("amx-tile"))) ~Tiles() {
         if (before.palette)
-            _tile_loadconfig(&before);
+            load_tile_config(before);
         else
             _tile_release();
     }

@@ -42,8 +42,8 @@ struct Packed16 {
 
 constexpr int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// sums of 16 outputs -> out, the bias in
-static inline void put(const Packed16& p, const float* sums, int64_t first, float* to) {
+// sums of 16 outputs -> out, the bias in. Not inlined into functions for other instructions: those pass vectors otherwise.
+__attribute__((noinline)) void put(const Packed16& p, const float* sums, int64_t first, float* to) {
     const int64_t num = p.outs - first;
     if (num >= PANEL)
         for (int64_t o = 0; o < PANEL; o += LANES) store(to + o, p.bias ? load(sums + o) + load(p.bias + first + o) : load(sums + o));
@@ -201,9 +201,11 @@ void all_tiles(const Packed16& p, int64_t block, const uint16_t* x, float* out, 
 
 // n floats to the nearest bfloat16, ties to even
 WITH_DOT void rounded_row(const float* from, uint16_t* to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) _mm256_storeu_si256((__m256i*)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
-    narrow<BFloat16>(from + i, to + i, n - i);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 there = (__mmask16)(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);
+        const __m256i made = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(there, from + i));
+        _mm256_mask_storeu_epi16(to + i, there, made);
+    }
 }
 
 // What the processor has and the system lets us use, by level

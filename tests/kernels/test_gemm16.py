@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from turnout.kernels import cpu as native
-from turnout.kernels.cpu.linear import PackedEmbedding, PackedLinear
+from turnout.kernels.cpu import build
+from turnout.kernels.cpu.linear import FLOATS, PackedEmbedding, PackedLinear
 
 pytestmark = pytest.mark.skipif(native.obstacle() is not None, reason=f"native kernels: {native.obstacle()}")
 HALVES = (torch.bfloat16, torch.float16)
@@ -115,3 +119,48 @@ def test_the_level_is_named_and_can_be_limited(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TURNOUT_BF16", "fastest")
     with pytest.raises(native.NativeError, match="TURNOUT_BF16 must be one of widen, dot, tiles, got 'fastest'"):
         native._level()
+
+
+@pytest.mark.slow  # it compiles
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_kernels_for_every_width_of_vectors_are_right(
+    march: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Builds for other machines, on each level that this one runs; layers beside the build for this very machine."""
+    tool = build.compiler()
+    if tool is None or not build.LEVELS.get(march, frozenset({"sse2"})) <= build.features():
+        pytest.skip(f"this machine does not build or run {march}")
+    made = tmp_path / f"{march}.so"
+    sources = [str(build.FOLDER / f"{name}.cpp") for name in ("gemm", "gemm16", "layers")]
+    flags = [flag.replace("-O3", "-O1") for flag in native.FLAGS]
+    subprocess.run([tool, *flags, "-Wno-psabi", f"-march={march}", "-o", str(made), *sources], check=True)
+    here, other = native.library(), ctypes.CDLL(str(made))
+    for name in ("turnout_pack", "turnout_rms_norm", "turnout_activate"):
+        getattr(other, name).argtypes = getattr(here, name).argtypes
+    monkeypatch.setattr(native, "library", lambda: other)
+    levels = [wanted for wanted in range(len(native.LEVELS)) if other.turnout_bf16_force(wanted)]
+    assert levels[0] == 0
+    for dtype in HALVES:
+        for shape in ((96, 64), (70, 100), (33, 7)):
+            made_here, exact = layer(shape, dtype, True)
+            x = torch.randn(35, shape[1]).to(dtype)
+            want = x.double() @ exact[:, :-1].t() + exact[:, -1]
+            for wanted in levels:
+                other.turnout_bf16_force(wanted)
+                whole = made_here(x.float())
+                assert (whole.double() - want).abs().max() <= 1e-5 * want.abs().max()
+                assert torch.equal(made_here(x[7:8].float()), whole[7:8])
+    for dtype in FLOATS:
+        x = torch.randn(5, 70).to(dtype)
+        norm = torch.empty_like(x)
+        weight = torch.randn(70)
+        other.turnout_rms_norm(
+            x.data_ptr(), weight.data_ptr(), norm.data_ptr(), 5, 70, 1e-5, 1.0, FLOATS.index(dtype), 2
+        )
+        wide = x.double()
+        want = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * (weight.double() + 1)
+        torch.testing.assert_close(norm, want.to(dtype))
+        for activation, function in ((0, F.silu), (1, lambda gate: F.gelu(gate, approximate="tanh"))):
+            out = torch.empty(5, 35, dtype=dtype)
+            other.turnout_activate(x.data_ptr(), out.data_ptr(), 5, 35, FLOATS.index(dtype), activation, 1)
+            torch.testing.assert_close(out, (function(wide[:, :35]) * wide[:, 35:]).to(dtype), atol=1e-6, rtol=1e-2)
