@@ -70,7 +70,7 @@ $(VENV)/.torch: $(VENV)/.python constraints.txt
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[structured]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[gguf,lab,structured]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

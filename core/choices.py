@@ -70,7 +70,7 @@ class Choice:
         """Why the component can't be had here: modules that are not installed, and what its own `obstacle` says
         (`optional.MachineCheck`). Builds nothing, and imports nothing but the package a needed module is in."""
         needs = self.component.capabilities.needs if _is_backend(self.component) else ()
-        found = [f"{name} is not installed" for name in needs if not _installed(name)]
+        found = [f"{name} is not installed" for name in needs if not installed(name)]
         try:
             why = self.component.obstacle() if isinstance(self.component, optional.MachineCheck) else None
         except Exception as error:  # noqa: BLE001  a stranger's code: it is one obstacle more
@@ -99,7 +99,7 @@ def _is_backend(component: type) -> TypeGuard[type[_Backend]]:
     return isinstance(getattr(component, "capabilities", None), interfaces.Capabilities)
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # the package it would be in is not there, or is no package

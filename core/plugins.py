@@ -8,6 +8,8 @@ registering is done. Turnout's own come first, so their names are theirs.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import importlib.util
 import os
 import platform
@@ -18,16 +20,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
 from turnout.core import hooks, interfaces
-from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, problem
+from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, installed, problem
 from turnout.core.model import Format
 
 OWN = "turnout"  # our distribution
 AUTOMATIC = ("attention", "quant", "tool_parser", "reasoning_parser", "structured")  # slots that have `auto`
+FILES = "TURNOUT_PLUGIN"  # environment: plugin files, as in PATH
 PATIENCE = 30.0  # seconds for a stranger's import, and for its registering; TURNOUT_IMPORT_SECONDS says otherwise
 
 
@@ -117,12 +121,15 @@ def load() -> Plugins:
     PACKAGE:ENTRY_POINT. Loaded once per process."""
     global _loaded
     if _loaded is None:
-        _loaded = collect(entry_points(group=interfaces.ENTRY_POINTS))
+        files = map(Path, filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+        _loaded = collect(entry_points(group=interfaces.ENTRY_POINTS), files=files)
     return _loaded
 
 
-def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = None) -> Plugins:
-    """Load `entries`, ours first, then in order of name; then register the modules of `extra`."""
+def collect(
+    entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = None, files: Iterable[Path] = ()
+) -> Plugins:
+    """Load `entries`, ours first, then in order of name; then register the modules of `extra`, and those in `files`."""
     found = Plugins(hooks.new_hooks())
     core = Source("core", OWN, version(OWN))
     _take(found, core, [_Offer(slot, "auto", interfaces.Auto, None) for slot in AUTOMATIC])
@@ -137,7 +144,19 @@ def collect(entries: Iterable[EntryPoint], extra: Mapping[str, object] | None = 
             _register(found, source, entry.load)
     for name, module in (extra or {}).items():
         _register(found, Source(name, getattr(module, "__name__", name)), partial(lambda m: m, module))
+    for file in files:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]  # its version: another text is another plugin
+        _register(found, Source(file.stem, file.stem, digest), partial(_run_file, file))
     return found
+
+
+def _run_file(file: Path) -> object:
+    """The module a plugin file makes; in `sys.modules`, where dataclasses look for their annotations."""
+    spec = importlib.util.spec_from_file_location(f"turnout_plugin_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _register(found: Plugins, source: Source, get: Callable[[], object]) -> None:
@@ -192,6 +211,7 @@ def _bounded(call: Callable[[], Any], source: Source) -> Any:
         error = failed[0]
         raise error if isinstance(error, Exception | SystemExit) else RuntimeError(f"it raised {type(error).__name__}")
     if not result:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         raise TimeoutError(f"its import was not done after {limit:g} s (TURNOUT_IMPORT_SECONDS allows more)")
     return result[0]
 
@@ -214,7 +234,7 @@ def _ask(found: Plugins, plugin: object, offers: list[_Offer], presets: list[str
         if impl.plugin is plugin:
             impl.function(**{argument: presets.append for argument in impl.argnames})
     for package in presets:
-        if importlib.util.find_spec(package) is None:
+        if not installed(package):
             raise ModuleNotFoundError(f"register_presets names {package!r}, and there is no such package")
     return True
 

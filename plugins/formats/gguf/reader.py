@@ -15,8 +15,10 @@ class Reader:
     """Raises ValueError for what is no GGUF file, or only a part of one."""
 
     def __init__(self, path: Path) -> None:
-        import gguf
-
+        try:
+            import gguf
+        except ImportError:
+            raise ValueError("reading it needs the package gguf: pip install 'turnout[gguf]'") from None
         try:
             reader = gguf.GGUFReader(path)
         except (ValueError, IndexError, OverflowError) as error:

@@ -20,7 +20,7 @@ GROUP = "docker/abc"
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 bytes and 8 processors."""
-    monkeypatch.setattr(allowance.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=10_000))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=10_000))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
@@ -88,7 +88,7 @@ class TestGroups:
 @pytest.mark.usefixtures("machine")
 def test_a_limit_on_addresses_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     process = types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(vms=600))
-    monkeypatch.setattr(allowance.psutil, "Process", lambda: process)
+    monkeypatch.setattr("psutil.Process", lambda: process)
     for limit, free in ((1000, 400), (500, 0), (resource.RLIM_INFINITY, 10_000)):
         monkeypatch.setattr(allowance.resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
         assert free_memory(tmp_path, tmp_path / "own") == free
