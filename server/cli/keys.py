@@ -1,6 +1,6 @@
 """The keys of a composed configuration: type, default and meaning of each. It knows no command line.
 
-A key's meaning is the comment beside its field, or the lines of comment above it.
+A key's meaning is the comment beside its field, or the string below it.
 """
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ def _comments_in(kind: type) -> dict[str, str]:
     }
     assert isinstance(node, ast.ClassDef)
     found = {}
-    for field in node.body:
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             beside = [lines[n] for n in range(field.lineno, (field.end_lineno or field.lineno) + 1) if n in lines]
+            match after:
+                case ast.Expr(ast.Constant(str(text))):
+                    beside.append(" ".join(text.split()))
             found[field.target.id] = " ".join(beside)
     return found
 
