@@ -37,7 +37,7 @@ COMMANDS = (("plugins", "doctor"), ("plugins", "check", "scheduler=priority"), (
 def absent() -> set[str]:
     """The modules of every extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    listed = [line for extra in ("serve", "gguf", "lab", "plot", "triton") for line in extras[extra]]
+    listed = [line for extra in ("serve", "gguf", "lab", "plot", "structured", "xgrammar", "triton") for line in extras[extra]]
     names = {re.split(r"[>\[;]", line)[0].strip().replace("-", "_") for line in listed} - {"turnout"}
     return names - {"jinja2"}  # torch's own  # noqa: RUF100
 
