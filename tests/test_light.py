@@ -10,13 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCKER = """
-import importlib.metadata as metadata, sys
+import importlib.metadata as metadata, importlib.util, sys
 BLOCKED = {blocked!r}
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in BLOCKED:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
+look = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in BLOCKED else look(name, package)
 known = metadata.version
 def version(name):
     if name.replace("-", "_") in BLOCKED:
@@ -37,7 +39,9 @@ COMMANDS = (("plugins", "doctor"), ("plugins", "check", "scheduler=priority"), (
 def absent() -> set[str]:
     """The modules of every extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    listed = [line for extra in ("serve", "gguf", "lab", "plot", "structured", "xgrammar", "triton") for line in extras[extra]]
+    listed = [
+        line for extra in ("serve", "gguf", "lab", "plot", "structured", "xgrammar", "triton") for line in extras[extra]
+    ]
     names = {re.split(r"[>\[;]", line)[0].strip().replace("-", "_") for line in listed} - {"turnout"}
     return names - {"jinja2"}  # torch's own  # noqa: RUF100
 
