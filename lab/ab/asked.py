@@ -14,7 +14,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from turnout.lab.ab.config import OWN
-from turnout.server.cli.overrides import MANY, Usage, quoted
+from turnout.server.cli.overrides import MANY, Usage
+from turnout.server.cli.texts import quoted
 
 FILES = ("workload", "out", "html", "api_key")  # quoted for Hydra where needed
 URL_KEYS = ("url", "model", "dtype")

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from turnout.core.plugins import SLOTS, Plugins
 from turnout.lab.simulate.config import LATENCIES, WORKLOADS
 from turnout.lab.workload.trace import Trace
-from turnout.server.cli.overrides import Usage, quoted
+from turnout.server.cli.overrides import Usage
+from turnout.server.cli.texts import quoted
 
 FILES = ("out", "markdown", "plot", "latency.log", "latency.model", "workload.path")  # quoted for Hydra where needed
 MOST = 1000  # compositions

@@ -12,7 +12,8 @@ from turnout.core import plugins
 from turnout.core.plugins import Plugins
 from turnout.server.cli.arguments import HELP
 from turnout.server.cli.help import show_help
-from turnout.server.cli.overrides import Usage, quoted
+from turnout.server.cli.overrides import Usage
+from turnout.server.cli.texts import quoted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

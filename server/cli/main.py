@@ -57,9 +57,6 @@ def main(argv: list[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 1 it failed, 2 the command or configuration is wrong."""
     args = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.basicConfig(
-        level=os.environ.get("TURNOUT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return
@@ -67,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"turnout {version('turnout')}")
         return
     try:
+        _set_up_log(os.environ.get("TURNOUT_LOG") or "WARNING")
         args = _plugin_files(args)
         if args[0] == "plugins":
             from turnout.server.cli.plugins_cli import run
@@ -101,6 +99,14 @@ def _plugin_files(args: list[str]) -> list[str]:
             [*known, *(str(Path(file).expanduser().resolve()) for file in files)]
         )
     return [arg for arg in args if not arg.startswith("plugin=")]
+
+
+def _set_up_log(level: str) -> None:
+    """Raises Usage for a level that there is none of."""
+    known = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if level.upper() not in known:
+        raise Usage(f"TURNOUT_LOG must be one of {', '.join(known)}, got {level!r}")
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
 
 
 def _commands() -> dict[str, EntryPoint]:

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 
 from turnout.core.plugins import SLOTS, PluginError, Plugins
 from turnout.server.cli.keys import did_you_mean, keys_of
+from turnout.server.cli.texts import as_typed, quoted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from turnout.core.config import Config
 
-FREE_TEXT = (
-    "model",
-    "prompt",
-    "system",
-    "server.served_model_name",
-    "server.api_key",
-    "record",
-)  # quoted for Hydra where needed
 MANY = ("-m", "--multirun")
 WITH_VALUE = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
 
@@ -86,8 +79,8 @@ def _checked(arg: str, found: Plugins, many: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    if slot in FREE_TEXT and not many and not re.fullmatch(r"[\w./:+-]+|'.*'|\".*\"", value):
-        return f"{key}={quoted(value)}"
+    if not (many and "," in value) and (text := as_typed(slot, value, found)) is not None:
+        return f"{key}={text}"
     for readable in (arg, f"{key}={_from_json(value)}"):
         with contextlib.suppress(HydraException):
             OverridesParser.create().parse_override(readable)
@@ -114,11 +107,6 @@ def _spelled(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_spelled, value)) + "]"
     return quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def quoted(value: str) -> str:
-    """`value` as a quoted string of Hydra's override grammar."""
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
 
 
 def _shell(text: str) -> str:

@@ -24,6 +24,7 @@ from turnout.core.config import chosen, to_container
 from turnout.core.plugins import PluginError
 from turnout.server.api.connection import protocol
 from turnout.server.cli.console import Loading, welcome
+from turnout.server.cli.start import Unfailing
 from turnout.server.cli.stopping import Stopping
 from turnout.server.config import ServeConfig, ServerConfig
 from turnout.server.engine.bridge import EngineError, EngineProcess
@@ -44,6 +45,7 @@ def serve(config: ServeConfig) -> int:
     0: told to stop, and did. 1: the port is taken, loading failed, or the engine failed while serving.
     128 + the signal's number: told a second time.
     """
+    sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
     found = plugins.load()
     options, loading = config.server, Loading()
     plain = to_container(config, found) | {"record": config.record, "record_limit": config.record_limit}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from turnout.core import plugins
 from turnout.core.plugins import PluginError
-from turnout.server.cli.overrides import Usage, checked, quoted, try_composing
+from turnout.server.cli.keys import keys_of
+from turnout.server.cli.overrides import Usage, checked, try_composing
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +25,46 @@ AWKWARD = [
     "#tag@v1",
     "{brace",
     "10",
-    "null",
     "[a",
+    "3.10",
+    "1e5",
+    "12e4567",
+    "yes",
+    "use ${x}",
+    "C:\\\\${x}\\",
+    "a\nb",
+    "'",
 ]
+TEXTS = [("serve", "server.api_key"), ("chat", "system")]
 
 
 @pytest.mark.parametrize("value", AWKWARD)
-def test_a_model_path_reaches_the_configuration_as_it_was_typed(found: plugins.Plugins, value: str) -> None:
-    (override,) = checked([f"model={value}"], found)
-    assert str(OverridesParser.create().parse_override(override).value()).replace("None", "null") == value
-    assert str(OverridesParser.create().parse_override(f"model={quoted(value)}").value()) == value
+@pytest.mark.parametrize(("command", "key"), TEXTS)
+def test_a_text_stays_as_it_was_typed(found: plugins.Plugins, command: str, key: str, value: str) -> None:
+    overrides = checked([f"{key}={value}"], found)
+    assert OmegaConf.select(try_composing(command, overrides, found), key) == value
+    assert checked(overrides, found) == overrides, "quoted once"
+
+
+@pytest.mark.parametrize("key", ["system", "server.api_key", "server.served_model_name", "record", "prompt"])
+def test_null_is_no_text_where_there_may_be_none(found: plugins.Plugins, key: str) -> None:
+    command = {"system": "chat", "prompt": "generate"}.get(key, "serve")
+    assert OmegaConf.select(try_composing(command, checked([f"{key}=null"], found), found), key) is None
+
+
+def test_every_option_that_takes_a_text_is_known_to(found: plugins.Plugins) -> None:
+    for command in ("serve", "generate", "chat"):
+        for key in keys_of(try_composing(command, [], found)):
+            if key.kind in ("str", "str | None"):
+                assert checked([f"{key.name}=1e5"], found) == [f"{key.name}='1e5'"]
+
+
+def test_texts_in_a_list_stay_as_they_were_typed(found: plugins.Plugins) -> None:
+    overrides = checked(["sampling.stop=[1e5, 3.10, no, it is]"], found)
+    assert try_composing("generate", overrides, found).sampling.stop == ["1e5", "3.10", "no", "it is"]
+    overrides = checked(["sampling.stop=['a, b', \"c\"]"], found)
+    assert try_composing("generate", overrides, found).sampling.stop == ["a, b", "c"]
+    assert try_composing("generate", checked(["sampling.stop=[]"], found), found).sampling.stop == []
 
 
 def test_other_values_are_refused_with_the_quoting_that_works(found: plugins.Plugins) -> None:

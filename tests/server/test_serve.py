@@ -170,3 +170,9 @@ def test_other_plugins_in_the_engines_process_are_refused() -> None:
     _check_same(ours, ours)
     with pytest.raises(PluginError, match="found other plugins"):
         _check_same({"scheduler": {"name": "sjf", "package": "mine", "version": "1"}}, ours)
+
+
+def test_idle_connections_outlive_those_of_proxies() -> None:
+    assert ServerConfig().keep_alive > 90, "what the usual ones keep, nginx 60 s, AWS and GCP up to 90"
+    with pytest.raises(ValueError, match=r"server\.keep_alive must be above 0"):
+        ServerConfig(keep_alive=0)
