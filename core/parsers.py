@@ -99,7 +99,6 @@ class CallForm:
     between: str = ""
     after: str = ""
     parameters: ParameterForm | None = None  # None: ARGUMENTS is a JSON object
-    trigger: str | None = None  # text with which a call begins in free text; None: as `before` or `begin` do
     most: int | None = None  # calls in one answer; None: any number
     follows: str | None = (
         None  # text after which a forced call begins where there is reasoning; None: the reasoning's end

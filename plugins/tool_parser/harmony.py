@@ -34,7 +34,7 @@ class Harmony:
 
     def form(self, template: str) -> CallForm:
         begin = f"<|channel|>commentary to=functions.{{name}} <|constrain|>json{MESSAGE}"
-        return CallForm(begin, "", trigger="<|channel|>commentary to=", most=1, follows="<|start|>assistant")
+        return CallForm(begin, "", most=1, follows="<|start|>assistant")
 
 
 def _read(source: Source, marker: str) -> Reads[None]:

@@ -52,8 +52,9 @@ class Service:
     def shown(self, *, calls: bool) -> frozenset[int]:
         """Special tokens that the parsers of an answer read; `calls`: those of tool calls too."""
         readers = (self.parsers.reasoning, self.parsers.tool if calls else None)
-        ids = (self.text.special_id(marker) for reader in readers if reader is not None for marker in reader.markers)
-        return frozenset(token for token in ids if token is not None)
+        added = self.text.added
+        markers = (marker for reader in readers if reader is not None for marker in reader.markers)
+        return frozenset(added[marker] for marker in markers if marker in added)
 
     def check_model(self, name: str | None) -> None:
         """A request may name the model as served, by an alias, as given to the server, by its path, or not at all."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from turnout.core.parsers import CallForm, Tool
-from turnout.core.types import Sampling, StructuredSpec
+from turnout.core.parsers import Tool
+from turnout.core.types import Sampling
 from turnout.server.api.errors import bad_request, show
 from turnout.server.api.schema import ChatRequest
 from turnout.server.api.service import Service
@@ -78,17 +78,28 @@ def with_form(service: Service, body: ChatRequest, use: ToolUse, sampling: Sampl
     """The sampling with the grammar that the tools ask for, which holds behind the reasoning. Raises ApiError."""
     asked, after = sampling.structured, service.parsers.reasoning.end if service.parsers.reasoning and reasons else ""
     form = service.parsers.tool.form(service.text.template) if service.parsers.tool and use.mode != "none" else None
+    added, compact = service.text.added, service.config.whitespace == "compact"
+    markers = service.parsers.tool.markers if service.parsers.tool else ()
     try:
         if use.mode == "required":
             if form is None:
                 raise bad_request(_unforced(service), "tool_choice", "unsupported_parameter")
-            spec = call_grammar.forced(form, use.tools, service.text.special_id, single=use.most == 1)
+            spec = call_grammar.forced(form, use.tools, added, single=use.most == 1, compact=compact)
             after = form.follows if after and form.follows is not None else after
             return replace(sampling, structured=replace(spec, after=after))
         if form is not None and asked is not None:
-            spec = _either(service, form, use, asked)
+            if asked.kind not in ("json_schema", "json_object"):
+                raise ValueError(
+                    f"tools go with response_format, not with a {asked.kind}: send one of them, or tool_choice: none"
+                )
+            schema = asked.value or '{"type": "object"}'
+            spec = call_grammar.either(form, use.tools, added, schema, single=use.most == 1, compact=compact)
         elif form is not None and (use.narrowed or any(tool["function"].get("strict") for tool in use.tools)):
-            found = call_grammar.strict(form, use.tools, service.parsers.tool.markers if service.parsers.tool else ())
+            found = call_grammar.strict(form, use.tools, markers, added, compact=compact)
+            if found is None and use.narrowed:
+                raise ValueError(
+                    "allowed_tools can't be kept in this model's format with mode auto: send mode required"
+                )
             if found is None:
                 return sampling
             spec = found
@@ -99,17 +110,6 @@ def with_form(service: Service, body: ChatRequest, use: ToolUse, sampling: Sampl
     except ValueError as error:
         raise bad_request(str(error), "tools") from None
     return replace(sampling, structured=replace(spec, after=after))
-
-
-def _either(service: Service, form: CallForm, use: ToolUse, asked: StructuredSpec) -> StructuredSpec:
-    """An answer of the form that was asked for, or calls."""
-    if asked.kind not in ("json_schema", "json_object"):
-        raise ValueError(
-            f"tools go with response_format, not with a {asked.kind}: send one of them, or tool_choice: none"
-        )
-    return call_grammar.either(
-        form, use.tools, service.text.special_id, asked.value or '{"type": "object"}', single=use.most == 1
-    )
 
 
 def _unforced(service: Service) -> str:

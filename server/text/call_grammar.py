@@ -8,58 +8,78 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnout.core.parsers import CallForm, ParameterForm, Tool
 from turnout.core.types import StructuredSpec
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+DAY = (  # without 29 February
+    r"[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+)
+FORMATS = {
+    "date": DAY,
+    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
+    "date-time": (
+        DAY + r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+        r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+    ),
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+}
 ANY: Mapping[str, Any] = {"type": "object"}
 
 
 def forced(
-    form: CallForm, tools: Sequence[Tool], special: Callable[[str], int | None], *, single: bool
+    form: CallForm, tools: Sequence[Tool], added: Mapping[str, int], *, single: bool, compact: bool
 ) -> StructuredSpec:
-    """The answer is calls of these functions, at least one; `single`: exactly one. `special`: the id of a special token."""
+    """The answer is calls of these functions, at least one; `single`: exactly one. `added`: tokens that stand for
+    themselves, by their texts."""
     single = single or form.most == 1
-    if form.parameters is None and (single or not (form.before or form.after or form.between)):
+    if form.parameters is None and (single or not (form.before or form.after or "{index}" in form.begin)):
         structures = [
-            {"begin": form.before + _begin(form, tool), "schema": schema_of(tool), "end": form.end + form.after}
+            {
+                "begin": form.before + _begin(form, tool),
+                "schema": schema_of(tool),
+                "end": form.end + form.after,
+            }
             for tool in tools
         ]
-        tag = {"structures": structures, "triggers": [_common(structures)], "at_least_one": True}
+        tag = {"structures": structures, "at_least_one": True, "separator": form.between}
         return StructuredSpec("structural_tag", json.dumps(tag | ({"stop_after_first": True} if single else {})))
-    return StructuredSpec("grammar", Lark(form, special).calls(tools, single=single))
+    return StructuredSpec("grammar", Lark(form, added, compact=compact).calls(tools, single=single))
 
 
 def either(
-    form: CallForm, tools: Sequence[Tool], special: Callable[[str], int | None], schema: str, *, single: bool
+    form: CallForm, tools: Sequence[Tool], added: Mapping[str, int], schema: str, *, single: bool, compact: bool
 ) -> StructuredSpec:
     """The answer is calls of these functions, or JSON by the schema."""
-    calls = Lark(form, special).calls(tools, single=single).replace("start:", "calls:", 1)
-    return StructuredSpec("grammar", f"start: calls | answer\n{calls}\nanswer: %json {schema}")
+    lark = Lark(form, added, compact=compact)
+    calls = lark.calls(tools, single=single).replace("start:", "calls:", 1)
+    return StructuredSpec("grammar", f"start: calls | answer\n{calls}\nanswer: {lark.json(json.loads(schema))}")
 
 
-def strict(form: CallForm, tools: Sequence[Tool], markers: Sequence[str]) -> StructuredSpec | None:
-    """Free text, in which a call once begun is one of these functions, and of a strict one has arguments by its schema.
-    None: the format's arguments are no JSON."""
-    if form.parameters is not None:
+def strict(
+    form: CallForm, tools: Sequence[Tool], markers: Sequence[str], added: Mapping[str, int], *, compact: bool
+) -> StructuredSpec | None:
+    """Free text, in which a call once begun is one of these functions, and of a strict one has arguments by its schema; in
+    formats whose arguments are no JSON, of the others too. None: the format frames its text in special tokens too."""
+    if form.follows is not None:
         return None
-    begins = [_begin(form, tool) for tool in tools]
-    alone = next((marker for marker in markers if form.begin.startswith(marker)), None)
-    framed = alone is None and bool(form.before)
+    opening = form.before or form.begin
+    trigger = next((marker for marker in markers if opening.startswith(marker)), None)
+    if form.parameters is not None:
+        return StructuredSpec("grammar", Lark(form, added, compact=compact).free(tools, trigger or opening[:1]))
     structures = [
         {
-            "begin": (form.before if framed else "") + begin,
+            "begin": form.before + _begin(form, tool),
             "schema": schema_of(tool) if tool["function"].get("strict") else ANY,
-            "end": form.end + (form.after if framed else ""),
+            "end": form.end + form.after,
         }
-        for tool, begin in zip(tools, begins, strict=True)
+        for tool in tools
     ]
-    leading = next((marker for marker in markers if form.before.startswith(marker)), None) if framed else alone
-    trigger = form.trigger or leading or _common(structures)
-    return StructuredSpec("structural_tag", json.dumps({"structures": structures, "triggers": [trigger]}))
+    tag = {"structures": structures, "triggers": [trigger or _common(structures)]}
+    return StructuredSpec("structural_tag", json.dumps(tag))
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
@@ -83,9 +103,15 @@ def _common(structures: Sequence[Mapping[str, Any]]) -> str:
 class Lark:
     """Writes a grammar as llguidance reads it: Lark with `%json` and with special tokens by their ids."""
 
-    def __init__(self, form: CallForm, special: Callable[[str], int | None]) -> None:
-        self._form, self._special = form, special
+    def __init__(self, form: CallForm, added: Mapping[str, int], *, compact: bool) -> None:
+        self._form, self._added, self._compact = form, added, compact
+        known = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        self._split = re.compile(known or "$^")
         self._rules: list[str] = []
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """JSON by a schema."""
+        return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': not self._compact}})}"
 
     def calls(self, tools: Sequence[Tool], *, single: bool) -> str:
         form = self._form
@@ -95,10 +121,24 @@ class Lark:
         start = f"start: {self._text(form.before)} {one}{more} {self._text(form.after)}"
         return "\n".join([start, *self._rules])
 
-    def _call(self, number: int, tool: Tool) -> str:
+    def free(self, tools: Sequence[Tool], trigger: str) -> str:
+        """Free text, and calls whole from their trigger on, each in a frame of its own."""
+        names = [self._call(number, tool, trigger) for number, tool in enumerate(tools)]
+        if trigger in self._added:
+            begun = f"TEXT {self._text(trigger)}"
+        else:
+            begun = "begun"
+            self._rules.append(f"begun[lazy]: TEXT {json.dumps(trigger)}")
+        start = f"start: ({begun} ({' | '.join(names)}))* TEXT"
+        return "\n".join([start, r"TEXT: /(?s:.*)/", *self._rules])
+
+    def _call(self, number: int, tool: Tool, trigger: str = "") -> str:
+        """The rule of one call; with a trigger it begins behind that and has its frame."""
         name, form = f"call_{number}", self._form
         arguments = self._arguments(name, tool)
         begin, after = form.begin.replace("{name}", tool["function"]["name"]), form.end
+        if trigger:
+            begin, after = (form.before + begin).removeprefix(trigger), form.end + form.after
         before, indexed, rest = begin.partition("{index}")
         opening = f"{self._text(before)} /[0-9]+/ {self._text(rest)}" if indexed else self._text(begin)
         self._rules.append(f"{name}: {opening} {arguments} {self._text(after)}")
@@ -107,7 +147,7 @@ class Lark:
     def _arguments(self, name: str, tool: Tool) -> str:
         schema, form = schema_of(tool), self._form.parameters
         if form is None:
-            self._rules.append(f"{name}_json: %json {json.dumps(schema)}")
+            self._rules.append(f"{name}_json: {self.json(schema)}")
             return f"{name}_json"
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
         given = [
@@ -137,15 +177,9 @@ class Lark:
         own = dict(schema) if isinstance(schema, Mapping) else {}
         defs = {word: root[word] for word in ("$defs", "definitions") if word in root}
         if form.quote is None or not _may_be_text(own):
-            self._rules.append(f"{rule}_json: %json {json.dumps(own | defs)}")
+            self._rules.append(f"{rule}_json: {self.json(own | defs)}")
             self._rules.append(f"{rule}: {begin} {rule}_json {end}")
             return rule
-        limits = sorted(own.keys() & {"pattern", "format", "minLength", "maxLength"})
-        if limits:
-            raise ValueError(
-                f"parameters.properties.{key} has {', '.join(limits)}, which can't be enforced in this model's format, where "
-                "strings are written as they are: leave it out, or send tool_choice: auto"
-            )
         quote = form.quote
         if "enum" in own or "const" in own:
             values = own.get("enum", [own.get("const")])
@@ -155,26 +189,19 @@ class Lark:
             self._rules.append(f"{rule}: {begin} ({texts}) {end}")
             return rule
         stop = quote + form.end
-        if self._special(quote or form.end.strip()) is not None:
-            self._rules.append(f"{rule}: {begin} {self._text(quote)} /(?s:.*)/ {self._text(stop)}")
-        else:
-            self._rules.append(f"{rule}_text[lazy]: /(?s:.*){_escaped(stop)}/")
-            self._rules.append(f"{rule}: {begin} {self._text(quote)} {rule}_text")
+        self._rules.append(f"{rule.upper()}: {_raw(key, own, stop.strip())}")
+        self._rules.append(f"{rule}: {begin} {self._text(quote)} {rule.upper()} {self._text(stop)}")
         return rule
 
     def _text(self, text: str) -> str:
         """A text, its special tokens by id."""
-        pieces = []
-        for piece in re.split(r"(<[^<>\s]+>|\[[A-Z_]+\])", text):
-            token = self._special(piece) if piece else None
-            if token is not None:
-                pieces.append(f"<[{token}]>")
-            elif piece:
-                if pieces and pieces[-1].startswith('"'):
-                    pieces[-1] = json.dumps(json.loads(pieces[-1]) + piece, ensure_ascii=False)
-                else:
-                    pieces.append(json.dumps(piece, ensure_ascii=False))
-        return " ".join(pieces) or '""'
+        pieces, place = [], 0
+        for found in self._split.finditer(text):
+            pieces += [text[place : found.start()], f"<[{self._added[found.group()]}]>"]
+            place = found.end()
+        pieces.append(text[place:])
+        spelled = [piece if i % 2 else json.dumps(piece, ensure_ascii=False) for i, piece in enumerate(pieces)]
+        return " ".join(piece for piece in spelled if piece != '""') or '""'
 
 
 def _may_be_text(schema: Mapping[str, Any]) -> bool:
@@ -183,6 +210,24 @@ def _may_be_text(schema: Mapping[str, Any]) -> bool:
     if kinds is None:
         return True
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def _raw(key: str, schema: Mapping[str, Any], stop: str) -> str:
+    """A string that is written as it is, up to `stop`, as a terminal. Raises ValueError for what can't be enforced."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    terms = [f"/(?s:.{{{least},{most}}})/", f"~/(?s:.*){_escaped(stop)}(?s:.*)/"]
+    if "format" in schema:
+        if schema["format"] not in FORMATS:
+            raise ValueError(
+                f"the parameter {key} has the format {schema['format']!r}, which can't be enforced where strings are written "
+                f"as they are, as this model does: leave it out, or use one of {', '.join(FORMATS)}"
+            )
+        terms.append(f"/{FORMATS[schema['format']]}/")
+    if isinstance(schema.get("pattern"), str):
+        pattern = schema["pattern"].replace("/", r"\/")
+        before, after = "" if pattern.startswith("^") else "(?s:.*)", "" if pattern.endswith("$") else "(?s:.*)"
+        terms.append(f"/{before}({pattern.removeprefix('^').removesuffix('$')}){after}/")
+    return " & ".join(terms)
 
 
 def _escaped(text: str) -> str:

@@ -140,10 +140,10 @@ class Text:
         found = self._tokenizer.chat_template
         return "\n".join(found.values()) if isinstance(found, dict) else found or ""
 
-    def special_id(self, token: str) -> int | None:
-        """The id of a special token by its text."""
-        found: int | None = self._backend.token_to_id(token)
-        return found if found in self.special_ids else None
+    @cached_property
+    def added(self) -> Mapping[str, int]:
+        """The ids of the tokens that were added to the vocabulary, by their texts: those that stand for themselves."""
+        return {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
 
     def chat(
         self,
