@@ -232,4 +232,4 @@ def _raw(key: str, schema: Mapping[str, Any], stop: str) -> str:
 
 def _escaped(text: str) -> str:
     """The text in a regular expression between slashes."""
-    return re.sub(r"([^\w\s])", r"\\\1", text).replace("\n", r"\n")
+    return re.sub(r"([\\.+*?^$(){}\[\]|/])", r"\\\1", text).replace("\n", r"\n")
