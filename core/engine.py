@@ -131,8 +131,6 @@ class Engine:
             raise ValueError(f"request id {request.id!r} is already in use")
         if request.parent == request.id:
             raise ValueError(f"request {request.id!r} names itself as its parent, and would wait for itself")
-        if request.sampling.structured is not None:
-            raise ValueError("structured output is not served by this engine")
         _check_ids(request, info.vocab_size)
         if asked > info.max_model_len:
             raise ValueError(

@@ -34,6 +34,7 @@ class Followed:
 
     state: GrammarState
     num_taken: int = 0
+    ended: bool = False  # the answer is over; a step behind may sample for it once more, for nobody
 
     def follow(self, request: Request, num_done: int) -> None:
         """Bring the state to where the request has `num_done` tokens of its answer."""
@@ -90,6 +91,9 @@ class StepConstraint:
         """See Constraint. Stop tokens wait for `min_tokens`, unless nothing else may follow."""
         began, bits = time.perf_counter(), torch.empty(len(self._rows), self._width, dtype=torch.int32)
         for row, place in zip(self._rows, bits, strict=True):
+            if row.followed.ended:
+                place.fill_(-1)
+                continue
             try:
                 row.followed.follow(row.request, row.num_done)
                 row.followed.state.fill(place)
@@ -123,11 +127,15 @@ class StepConstraint:
         self.taken = True
         for row in self._rows:
             token = tokens[row.place]
-            if row.place in failed or row.place in self.errors or token in row.request.sampling.stop_ids:
+            if row.followed.ended or row.place in failed or row.place in self.errors:
+                continue
+            if token in row.request.sampling.stop_ids:
+                row.followed.ended = True
                 continue
             try:
                 row.followed.take((token,))
                 if row.followed.state.finished:
+                    row.followed.ended = True
                     self.complete.add(row.place)
             except Exception as error:  # noqa: BLE001  as above
                 self.errors[row.place] = f"its form could not be followed: {type(error).__name__}: {error}"

@@ -94,10 +94,15 @@ def asked(rid: str = "x", prompt: Sequence[int] = (5, 6, 7), form: str = "a", **
     return Request(rid, list(prompt), Sampling(0, **sampling))
 
 
-def served(engine: Any, *requests: Request, most: int = 2000) -> dict[str, tuple[list[int], Finish, str | None]]:
+def served(
+    engine: Any, *requests: Request, gate: threading.Event | None = None, most: int = 2000
+) -> dict[str, tuple[list[int], Finish, str | None]]:
+    """What each got; `gate` opens when all are asked."""
     found: dict[str, Any] = {request.id: ([], None, None) for request in requests}
     for request in requests:
         engine.add(request)
+    if gate is not None:
+        gate.set()
     for _ in range(most):
         if not engine.busy:
             return found
@@ -185,8 +190,10 @@ class TestWhoWaits:
 class TestRefusals:
     @pytest.mark.parametrize("form, why", [("bad", "#/properties/a"), ("broken", "RuntimeError: a bug")])
     def test_a_form_that_does_not_compile_ends_its_request_and_nobody_else(self, form: str, why: str) -> None:
-        engine = make_engine(FCFS(), structured=Compiler())
-        found = served(engine, asked("x", form=form), asked("y"), Request("z", [1, 2], Sampling(0, max_tokens=2)))
+        gate = threading.Event()
+        engine = make_engine(FCFS(), structured=Compiler(gate))
+        plain = Request("z", [1, 2], Sampling(0, max_tokens=2))
+        found = served(engine, asked("x", form=form), asked("y"), plain, gate=gate)
         assert found["x"][1] is Finish.REFUSED and why in str(found["x"][2])
         assert found["y"][1] is Finish.COMPLETE and found["z"][1] is Finish.LENGTH
         with pytest.raises(ValueError, match=why):  # it is known by now
@@ -237,7 +244,7 @@ class TestRefusals:
 
 
 class TestWhereverARequestMayBe:
-    @pytest.mark.parametrize("policy", [Recompute(), Swap(num_host_blocks=8)], ids=["recompute", "swap"])
+    @pytest.mark.parametrize("policy", [Recompute(), Swap(8)], ids=["recompute", "swap"])
     def test_preemption_changes_nothing(self, policy: Any) -> None:
         requests = [asked(f"{number}", range(number, number + 6)) for number in range(6)]
         alone = {
