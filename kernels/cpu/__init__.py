@@ -22,6 +22,7 @@ from turnout.kernels.cpu.build import compiler as compiler
 FOLDER = build.FOLDER
 FLAGS = (*build.FLAGS, "-shared")
 LEVELS = ("widen", "dot", "tiles")  # of bfloat16 products, as gemm16.cpp numbers them
+PLAIN = "plain C++"  # of integer products: no instructions for them
 SCRATCH = 64 << 20  # bytes a decoder layer's kernels take beside their tensors, at most: `SCRATCH` of layers.cpp
 REMEDY = "install a C++ compiler (Debian: apt-get install g++)"
 

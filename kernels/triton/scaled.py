@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from turnout.kernels.numbers import LEAST
 from turnout.kernels.triton import has_fp8, interpreted, launching_on, power_of_two
 from turnout.kernels.triton.codes import from_fp8, narrow, round_to_even, to_fp8
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-LEAST = 1e-30  # a block whose largest entry is below this counts as zeros
 MOST_ROWS = 128  # of activations in a tile
 
 
@@ -39,7 +39,7 @@ def encode(x: Tensor, dtype: torch.dtype, block: int | None = None) -> Codes:
     scales = torch.empty(rows, -(-ins // block), device=x.device)
     with launching_on(x.device):
         _encode[(rows, scales.shape[1])](
-            x, codes, scales, INS=ins, BLOCK=block, PAD=power_of_two(block), FLOAT8=dtype != torch.int8,
+            x, codes, scales, INS=ins, BLOCK=block, PAD=power_of_two(block), FLOAT8=dtype != torch.int8, LEAST=LEAST,
             num_warps=min(16, max(1, power_of_two(block) // 512)),
         )  # fmt: skip
     return Codes(codes if dtype == torch.int8 else codes.view(dtype), scales)
@@ -75,7 +75,10 @@ def product(x: Codes, codes: Tensor, scales: Tensor, block: int | None, dtype: t
 
 
 @triton.jit
-def _encode(x, codes, scales, INS: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr, FLOAT8: tl.constexpr):
+def _encode(
+    x, codes, scales,
+    INS: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr, FLOAT8: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     within = tl.arange(0, PAD)
     at = block * BLOCK + within
@@ -84,8 +87,8 @@ def _encode(x, codes, scales, INS: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.co
     spoiled = tl.sum(values * 0.0, 0)  # NaN where a value is NaN or infinite
     top = tl.max(tl.abs(values), 0)
     largest: tl.constexpr = 448.0 if FLOAT8 else 127.0
-    scale = tl.maximum(top, 1e-30) / largest
-    sound = (spoiled == 0.0) & (top >= 1e-30)
+    scale = tl.maximum(top, LEAST) / largest
+    sound = (spoiled == 0.0) & (top >= LEAST)
     scaled = tl.where(sound, values / tl.where(sound, scale, 1.0), 0.0)
     kept = to_fp8(tl.minimum(tl.maximum(scaled, -448.0), 448.0)) if FLOAT8 else round_to_even(scaled).to(tl.int8)
     tl.store(codes + row * INS + at, kept, mask=here)

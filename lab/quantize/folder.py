@@ -25,6 +25,8 @@ class Source:
         index = folder / INDEX
         if index.is_file():
             places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            if outside := [file for file in places.values() if Path(file).is_absolute() or ".." in Path(file).parts]:
+                raise ValueError(f"{index} names a file outside its folder, which is not read: {outside[0]}")
         elif (folder / SINGLE).is_file():
             from safetensors import safe_open
 

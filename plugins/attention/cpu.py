@@ -15,12 +15,12 @@ from torch import Tensor
 
 from turnout.core import Batch, Capabilities, KVSpec, LayerSpec
 from turnout.kernels import cpu as native
+from turnout.plugins.attention.eight_bit import FORMS
 
 # keys [num_blocks, kv_heads, head_dim, block_size], values [num_blocks, kv_heads, block_size, v_head_dim]; of an 8-bit
 # cache also the scales of keys and of values, float32 [num_blocks, kv_heads, block_size]: value = code * scale
 Cache = tuple[Tensor, ...]
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as turnout_attend numbers them
-CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LINE = 64  # bytes
 CACHES = {torch.int8: 1, torch.float8_e4m3fn: 2}  # 0: as q
 
@@ -58,7 +58,7 @@ class CpuAttention:
     capabilities: ClassVar[Capabilities] = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset(KINDS),
-        cache_dtypes=frozenset(CODES),
+        cache_dtypes=frozenset(FORMS),
         window=True,
         softcap=True,
         sinks=True,
@@ -79,7 +79,7 @@ class CpuAttention:
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[Cache]:
         """Zeros whose pages take memory only when they are written. Raises NativeError when the kernels don't build."""
         self._attend = _attend(native.library())
-        codes = CODES.get(spec.cache_dtype)
+        codes = FORMS.get(spec.cache_dtype)
 
         def one(layer: LayerSpec) -> Cache:
             rows = (spec.num_blocks, layer.num_kv_heads, spec.block_size)

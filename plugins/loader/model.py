@@ -19,7 +19,7 @@ from turnout.core import ModelError, ModelInfo, Quantizer
 from turnout.core.model import Attend, Format, TensorSource
 from turnout.core.optional import NativeProduct, PackedQuantizer
 from turnout.kernels import cpu as native
-from turnout.kernels.cpu.linear import FLOATS
+from turnout.kernels.cpu.linear import FLOATS, NativeLinear
 from turnout.plugins.loader import fuse, native_layer, native_ops, probe, skeleton, weights
 from turnout.plugins.loader.dtypes import pick_device, pick_dtype, short
 from turnout.plugins.loader.shards import Shards
@@ -30,6 +30,10 @@ PRODUCTS = {  # `native.bfloat16_products`
     "dot": "AVX512-BF16",
     "tiles": "AMX tiles",
 }
+SLOW_INTEGERS = (
+    "int8: the kernels have no instructions for 8-bit integers on this kind of processor and compute in plain C++, slower "
+    "than floats; quant=none is faster where the memory allows"
+)
 ATTENTION = "turnout"  # the name of our attention function within transformers
 
 
@@ -147,12 +151,14 @@ def _exchange(info: Info, net: Any) -> tuple[str, ...]:
     for module in net.modules():
         if isinstance(module, NativeProduct):
             module.native_product()  # lays the weights out for their kernel: now, not in a step
-    if not info.passes_keywords:
-        return ("native layers: none, the model's layers drop the arguments that name their attention",)
-    said = native_layer.exchange_layers(net, info.dtype)
+    said = "native layers: none, the model's layers drop the arguments that name their attention"
+    if info.passes_keywords:
+        said = native_layer.exchange_layers(net, info.dtype)
     if info.dtype == torch.bfloat16:
         said += f"; bfloat16 products by {PRODUCTS[native.bfloat16_products()]}"
-    return (said,)
+    integers = any(isinstance(m, NativeLinear) and m.function == "turnout_int8" for m in net.modules())
+    slow = integers and native.integer_products() == native.PLAIN
+    return (said, SLOW_INTEGERS) if slow else (said,)
 
 
 def _attention(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from turnout.core import LayerSpec, ModelError
+from turnout.plugins.loader import private
 from turnout.plugins.loader.skeleton import NO_INTERFACE
 
 TRIAL = "turnout_trial"  # the name of the recording attention function within transformers
@@ -98,9 +99,9 @@ def _disqualified(net: Any, config: Any) -> str | None:
     parameters = inspect.signature(net.forward).parameters
     if kinds := set(getattr(config, "layer_types", None) or ()) - KINDS:
         return f"it has layers of kind {', '.join(sorted(kinds))}; known are full and sliding-window attention"
-    if not net._can_set_attn_implementation():
+    if not private.takes_attention(net):
         return NO_INTERFACE
-    if net._is_stateful or any(isinstance(module, nn.Conv1d) for module in net.modules()):
+    if private.keeps_state(net) or any(isinstance(module, nn.Conv1d) for module in net.modules()):
         return "tokens meet outside attention (a state-space or convolution layer), and that state is not cached"
     for name in ("position_ids", "logits_to_keep"):
         if name not in parameters:

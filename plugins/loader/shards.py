@@ -1,4 +1,9 @@
-"""The tensors of a folder of safetensors files. It knows no model: names, shapes, types and bytes only."""
+"""The tensors of a folder of safetensors files. It knows no model: names, shapes, types and bytes only.
+
+The header is read here and not by `safetensors.safe_open`, since that maps the file: one cut short while it is read (an
+interrupted download, a full disk) would end the process with a bus error instead of a message, and mapped pages would count
+as this process's memory beside the copies. The library does not tell where in the file a tensor lies.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +77,8 @@ class Shards:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{folder / INDEX} is not a safetensors index: {error!r}") from None
         for name in files:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ModelError(f"{folder / INDEX} names a file outside its folder, which is not read: {name}")
             listed = [tensor for tensor, file in index.items() if str(file) == name]
             if not (folder / name).is_file():
                 raise ModelError(

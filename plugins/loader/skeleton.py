@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from turnout.core import ModelError
+from turnout.plugins.loader import private
 
 NO_INTERFACE = "its attention does not go through transformers' AttentionInterface"
 
@@ -24,7 +25,6 @@ NO_INTERFACE = "its attention does not go through transformers' AttentionInterfa
 def read_config(path: str) -> tuple[Any, Any]:
     """transformers' configuration and that of its language part."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     file, version = Path(path) / "config.json", f"transformers {transformers.__version__}"
     if not file.is_file():
@@ -41,7 +41,7 @@ def read_config(path: str) -> tuple[Any, Any]:
         text = config.get_text_config()
     except Exception as error:  # noqa: BLE001  each configuration class checks in its own way
         raise ModelError(f"{version} can't read {file}: {error}") from None
-    known = CLASSES.get(config.model_type)
+    known = private.causal_models().get(config.model_type)
     if known is None:
         raise ModelError(
             f"{named or config.model_type} can't be served: {version} has no causal language model for "
@@ -97,9 +97,7 @@ def _ropes(text: Any) -> list[dict[str, Any]]:
 
 def _strange_rope(text: Any) -> dict[str, str]:
     """Kinds of rotary embedding that transformers' own code does not list, each with what to say of it."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    known = ["default", *ROPE_INIT_FUNCTIONS]
+    known = private.rotary_kinds()
     kinds = {str(rope.get("rope_type", "default")) for rope in _ropes(text)} - set(known)
     return {kind: f"config.json states rope_type {kind!r}; known are {', '.join(known)}" for kind in kinds}
 

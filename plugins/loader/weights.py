@@ -12,7 +12,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from turnout.core import ModelError, Quantizer
 from turnout.core.model import TensorSource
 from turnout.core.optional import PackedQuantizer, StackCheck
+from turnout.plugins.loader import private
 from turnout.plugins.loader.shards import some
 
 Read = Callable[[str], Tensor]
@@ -88,15 +88,15 @@ class _Places:
     """Where tensors go in the model, and what each must look like."""
 
     def __init__(self, net: Any, dtype: torch.dtype, device: torch.device, quantized: bool) -> None:
-        from transformers.pytorch_utils import Conv1D
-
+        turned = private.turned_layers()
         self.net = net
         self.wanted: dict[str, Tensor] = net.state_dict()
-        self._turned = {name for name, module in net.named_modules() if type(module) is Conv1D}  # weights [in, out]
+        self._turned = {name for name, module in net.named_modules() if type(module) is turned}  # weights [in, out]
         self._linears = {name for name, module in net.named_modules() if type(module) is nn.Linear} | self._turned
         self._dtype, self._device, self._quantized = dtype, device, quantized
         self.tables = {name for name, module in net.named_modules() if type(module) is nn.Embedding}
-        self._kept = [(re.compile(glob.replace("*", ".*")), kept) for glob, kept in net._get_dtype_plan(dtype).items()]
+        kept = private.kept_in_float32(net, dtype)
+        self._kept = [(re.compile(glob.replace("*", ".*")), own) for glob, own in kept.items()]
         self._leaves: dict[str, set[str]] = defaultdict(set)  # of each linear layer
         self._parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # of linear layers not yet complete
 
@@ -231,24 +231,18 @@ class _Plan:
 
 def _plan(places: _Places, shards: TensorSource) -> _Plan:
     """Decided on names and shapes alone, so a checkpoint that does not fit is refused before its tensors are read."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
     net, wanted, plan = places.net, places.wanted, _Plan()
-    mapping = get_model_conversion_mapping(net)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    conversions = private.Conversions(net)
     unexpected: set[str] = set()
     misfits: list[str] = []
-    for name in sorted(shards.tensors, key=dot_natural_key):  # the order transformers' converters rely on
-        target, pattern = rename_source_key(name, renamings, converters, net.base_model_prefix, wanted)
+    for name in private.in_order(shards.tensors):
+        target, pattern, converter = conversions.rename(name, wanted)
         if target not in wanted and name in wanted:
             target, pattern = name, None
         if target not in wanted and not places.is_free_form(target):
             unexpected.add(name)
             continue
-        plan.add(name, target, pattern, converter_of.get(pattern))
+        plan.add(name, target, pattern, converter)
         if pattern is None:
             stored = shards.tensors[name]
             misfits += filter(None, [places.misfit(target, stored.shape, stored.dtype)])
@@ -274,15 +268,14 @@ def _refuse(places: _Places, plan: _Plan, unexpected: set[str], misfits: list[st
     """Raise ModelError with all that does not fit, but for what transformers itself says may be there or be absent."""
     found = plan.targets | {target for target, owner in plan.ties.items() if owner in plan.targets}
     found |= {f"{head}.weight" for heads in plan.tables.values() for head in heads}
-    keys = SimpleNamespace(missing_keys=places.missing(found), unexpected_keys=unexpected)
-    places.net._adjust_missing_and_unexpected_keys(keys)
+    missing, unexpected = private.really_wrong(places.net, places.missing(found), unexpected)
     reasons = []
-    if keys.missing_keys:
-        untied = keys.missing_keys == {"lm_head.weight"} and not plan.ties
+    if missing:
+        untied = missing == {"lm_head.weight"} and not plan.ties
         hint = ' (config.json says "tie_word_embeddings": false, so the head must be stored)' if untied else ""
-        reasons.append(f"it lacks {some(keys.missing_keys)}{hint}")
-    if keys.unexpected_keys:
-        reasons.append(f"the model has no place for {some(keys.unexpected_keys)}")
+        reasons.append(f"it lacks {some(missing)}{hint}")
+    if unexpected:
+        reasons.append(f"the model has no place for {some(unexpected)}")
     reasons += misfits[:5]
     if reasons:
         raise ModelError(f"the checkpoint does not fit {type(places.net).__name__}: {'; '.join(reasons)}")

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from turnout.core import ModelError
 from turnout.kernels import cpu as native
+from turnout.kernels.numbers import LEAST
 
 CODE = torch.float8_e4m3fn
 LARGEST = 448.0  # of a code
-LEAST = 1e-30  # a row whose largest entry is below this counts as zeros
 SCRATCH = 1 << 18  # weights widened at once: 1 MiB, which stays in a core's cache
 KERNELS = ("auto", "native", "scaled_mm", "torch", "triton")
 OLDEST = (8, 9)  # compute capability with 8-bit floats

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from turnout.core import ModelError
 from turnout.kernels import cpu as native
 from turnout.kernels.cpu.linear import NativeLinear
+from turnout.kernels.numbers import LEAST
 
 KERNELS = ("auto", "native", "torch", "triton")
 MOST_INPUTS = 1 << 16  # beyond, 255 * 128 * inputs leaves int32
-LEAST = 1e-30  # a row whose largest entry is below this counts as zeros
 PANEL, STEP, OFFSET = 16, 64, 128  # of the native layout
 
 

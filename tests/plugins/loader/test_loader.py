@@ -364,3 +364,15 @@ def test_a_quantizers_own_format_reaches_it_whole_and_nothing_else_may_be_strang
     edit(llama, lambda t: t.update({"model.norm.order": torch.arange(5)}))
     with pytest.raises(ModelError, match="no place for model.norm.order"):
         served(llama, Doubling())
+
+
+@pytest.mark.parametrize(
+    "outside", ["../other/model.safetensors", "/etc/model.safetensors", "a/../../model.safetensors"]
+)
+def test_a_shard_outside_the_folder_is_not_read(outside: str, llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "part.safetensors")
+    names = load_file(llama / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "part.safetensors") | {next(iter(names)): outside}}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=f"names a file outside its folder, which is not read: {outside}"):
+        inspect(str(llama))

@@ -143,3 +143,14 @@ def test_scratch_memory_is_bounded_and_pieces_change_no_bit(tmp_path: Path) -> N
 
     x = torch.randn(1, 1400, 64)
     assert torch.equal(computed(x)[:, 1300:], computed(x[:, 1300:].contiguous()))
+
+
+def test_integer_products_without_instructions_are_said_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an ARM processor, for one: nothing falls back silently."""
+    save("llama", tmp_path)
+    assert len(served(tmp_path, "float32", Int8()).notes) == 1 and native.integer_products() != native.PLAIN
+    monkeypatch.setattr(native, "integer_products", lambda: native.PLAIN)
+    assert "compute in plain C++, slower than floats; quant=none" in served(tmp_path, "float32", Int8()).notes[1]
+    assert len(served(tmp_path, "float32").notes) == 1
