@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def assert_equivalent(
     a: Compared,
     b: Compared,
-    workload: Workload = "short",
+    workload: Workload = "auto",
     *,
     num_prompts: int = 24,
     effects: Mapping[str, float] | None = None,
@@ -30,7 +30,8 @@ def assert_equivalent(
     """Compare as `turnout ab` does; AssertionError unless the verdict is "equivalent".
 
     A side is an engine, a list of overrides such as `["model=PATH", "attention=cpu"]`, or anything with the methods of
-    `Side`. The workload is prompts as token ids, `Item`s, or a name or file as `turnout ab` takes them; fewer than 21
+    `Side`. The workload is prompts as token ids, `Item`s, or a name or file as `turnout ab` takes them; `auto` is `attention`,
+    with long contexts, where the sides' attention differs, else `short`. Fewer than 21
     prompts are not enough for the effects that hold by default. `effects` says what matters, by measure; `settings` are
     fields of `Settings`.
     """
@@ -87,11 +88,28 @@ def _items(workload: Workload, sides: Sequence[Compared], num_prompts: int, max_
     if not isinstance(workload, str):
         given: Sequence[Item | Sequence[int]] = workload[:num_prompts]
         return [one if isinstance(one, Item) else Item(f"prompt {n}", tuple(one)) for n, one in enumerate(given)]
-    from turnout.lab.ab.workload import load
+    from turnout.lab.ab.workload import chosen, load
     from turnout.server.text.tokenizer import Text
 
     folder, longest = _folder(sides)
-    return load(workload, Text.load(folder), num_prompts, longest, max_tokens, 0)
+    return load(
+        chosen(workload, len({_attention(side) for side in sides}) > 1, "short"),
+        Text.load(folder),
+        num_prompts,
+        longest,
+        max_tokens,
+        0,
+    )
+
+
+def _attention(side: Compared) -> str:
+    """What a side attends with, and how it keeps keys; "" where it doesn't say."""
+    if isinstance(side, Engine):
+        return f"{side.info.plugins.get('attention', {}).get('name')} {side.info.composition.get('kv_cache_dtype')}"
+    if not isinstance(side, Sequence):
+        return ""
+    config = _compose(side)
+    return f"{type(config.attention).__name__} {vars(config.attention)} {config.kv_cache_dtype}"
 
 
 def _folder(sides: Sequence[Compared]) -> tuple[str, int]:

@@ -53,13 +53,15 @@ class AbConfig(Config):
 
     a: str | None = None  # the baseline: "[KEY=VALUE, ...]", "url=http://...", or transformers; null: the defaults
     b: str = MISSING  # what is compared with it, likewise; several, separated by commas
-    workload: str = "mixed"  # mixed, short, long_context, facts, or a file
+    workload: str = (
+        "auto"  # mixed, short, long_context, attention, facts, or a file; auto: attention where sides differ in that
+    )
     num_prompts: int = 24  # compared
-    max_tokens: int = 32  # of each continuation and each free writing
+    max_tokens: int = 16  # of each continuation and each free writing
     num_top: int = 20  # likeliest tokens compared
     temperature: float = 0.8  # of sampled writing
     seed: int = 0  # of the order of requests, and of sampled writing
-    rounds: int = 5  # of the race; 0: no speed
+    rounds: int = 3  # of the race; 0: no speed
     api_key: str | None = None  # for sides that are servers
     out: str | None = None  # a JSON file to write
     html: str | None = None  # a page to write

@@ -82,6 +82,7 @@ def opened(config: AbConfig, sides: Sequence[Composed], tell: Tell) -> Iterator[
         loader: ModelLoader = first.loader
         text = Text.load(loader.find(first.model, plugins.load().formats(), lambda stage: tell(stage, 0.0)))
         longest = _longest(sides)
+        config.workload = workload.chosen(config.workload, _attention_differs(sides), "mixed")
         items = workload.load(config.workload, text, config.num_prompts, longest, config.max_tokens, config.seed)
         made: list[Side] = []
         for number, side in enumerate(sides):
@@ -104,6 +105,14 @@ def _open(side: Composed, config: AbConfig, text: Text, items: Sequence[Item], t
             assert side.config is not None
             fit(side.config, items, config.max_tokens)
             return EngineSide(name, build_engine(side.config, tell))
+
+
+def _attention_differs(sides: Sequence[Composed]) -> bool:
+    """Whether sides attend with different backends, or keep keys differently; servers may do anything."""
+    own = [side.config for side in sides]
+    kinds = {None if c is None else (type(c.attention), str(vars(c.attention)), c.kv_cache_dtype) for c in own}
+    truth = any(isinstance(side.asked, TruthAsked) for side in sides)
+    return truth or len(kinds) > 1
 
 
 def fit(config: Config, items: Sequence[Item], max_tokens: int) -> None:

@@ -11,6 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from turnout.lab.compare.sides import Item
@@ -42,6 +43,7 @@ LENGTHS = {  # tokens; drawn evenly on a logarithmic scale
     "mixed": (16, 1024),
     "long_context": (512, 8192),
 }
+ATTENTION = ((8, 64), (320, 1024))  # of three quarters, and of the rest: faults of attention show in long contexts
 FACTS = (
     ("The capital of France is", "Paris"),
     ("The capital of Italy is", "Rome"),
@@ -68,7 +70,15 @@ FACTS = (
     ("The language spoken in Brazil is", "Portuguese"),
     ("The Pacific is the largest", "ocean"),
 )
-BUILT_IN = (*LENGTHS, "facts")
+BUILT_IN = (*LENGTHS, "attention", "facts")
+AUTO = "auto"
+
+
+def chosen(workload: str, attention: bool, otherwise: str) -> str:
+    """`auto` as the workload it stands for; `attention`: whether sides differ in what attends or in how keys are kept."""
+    if workload != AUTO:
+        return workload
+    return "attention" if attention else otherwise
 
 
 def load(workload: str, text: Text, num_prompts: int, longest: int, max_tokens: int, seed: int) -> list[Item]:
@@ -79,6 +89,13 @@ def load(workload: str, text: Text, num_prompts: int, longest: int, max_tokens: 
         raise ValueError(f"max_tokens={max_tokens} leaves no room for a prompt in a context of {longest} tokens")
     if workload == "facts":
         return list(itertools.islice(_facts(text, room), num_prompts))
+    if workload == "attention":
+        num_long = -(-num_prompts // 4)
+        kinds = ((num_prompts - num_long, ATTENTION[0], seed), (num_long, ATTENTION[1], seed + 1))
+        cut = [
+            item for num, (low, high), dice in kinds for item in _cuts(text, num, min(low, room), min(high, room), dice)
+        ]
+        return [replace(item, id=f"text {number}") for number, item in enumerate(cut)]
     if workload in LENGTHS:
         least, most = LENGTHS[workload]
         facts = list(itertools.islice(_facts(text, room), num_prompts // 3 if workload == "mixed" else 0))

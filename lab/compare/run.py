@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from turnout.core.types import Sampling
 from turnout.lab.compare.measures import Difference, Mark, Table, difference
 from turnout.lab.compare.sides import Item, Observed, Side, SideError
-from turnout.lab.compare.verdict import MIN_PROMPTS, Finding, Judging, Verdict, judge
+from turnout.lab.compare.verdict import MIN_PROMPTS, Finding, Judging, Verdict, far_apart, judge
 from turnout.lab.compare.writings import Divergence, counts, divergences, explained, surprise
 
 EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> what matters, by measure
@@ -158,6 +158,9 @@ def _compared(
         hotter = surprise(items, other, settings.temperature) - surprise(items, again, settings.temperature)
         excess["surprise", "hotter"], excess["surprise", "colder"] = hotter, -hotter
     verdict, findings = judge(excess, effects, settings.judging)
+    own_kl = noise.per_cluster(noise.kl)
+    if (far := far_apart(table.per_cluster(table.kl) - own_kl, own_kl, effects["kl"])) is not None:
+        verdict, findings = Verdict.DIFFERENT, [far, *findings]
     return Comparison(
         a.name,
         b.name,

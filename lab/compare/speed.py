@@ -15,6 +15,7 @@ import numpy as np
 
 from turnout.lab.compare.sides import Item, Side, Speed
 
+RACE_TOKENS = 1024  # more take minutes on a CPU; turnout bench measures loads
 MIN_ROUNDS = 2
 
 
@@ -66,6 +67,11 @@ def _ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
 
 
+def _some(items: Sequence[Item]) -> Sequence[Item]:
+    parts = (items[::step] for step in range(1, len(items) + 1))
+    return next((part for part in parts if sum(len(item.prompt) for item in part) <= RACE_TOKENS), items[:1])
+
+
 def race(
     a: Side,
     others: Sequence[Side],
@@ -74,7 +80,11 @@ def race(
     rounds: int,
     tell: Callable[[str, float], None] = lambda stage, share: None,
 ) -> list[Race]:
-    """Time A and each of `others` in turns, after one round to warm up. `rounds` 0: nothing is timed."""
+    """Time A and each of `others` in turns, after one round to warm up. `rounds` 0: nothing is timed.
+
+    Of the items, as many evenly chosen ones run as have RACE_TOKENS prompt tokens together.
+    """
+    items = _some(items)
     races = [Race(a.name, b.name) for b in others]
     for number in range(rounds + 1 if rounds else 0):
         tell(f"race, round {number} of {rounds}" if number else "race, warming up", number / (rounds + 1))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
+
 from turnout.lab.compare.run import Comparison
-from turnout.lab.compare.verdict import MIN_PROMPTS, Finding, Verdict
+from turnout.lab.compare.verdict import MIN_PROMPTS, ONE, Finding, Verdict
 
 MEASURES = {  # measure -> (what it is, its unit)
     "kl": ("KL divergence", " nats a token"),
@@ -12,7 +16,9 @@ MEASURES = {  # measure -> (what it is, its unit)
     "sampled": ("sampled writings that part beyond what the distributions explain", ""),
     "surprise": ("sampled tokens are less likely than the temperature makes them", " nats a token"),
 }
-NUM_REASONS = 4
+NUM_REASONS, NUM_WORST = 4, 3
+MANY_PROMPTS = 200  # nobody waits for more
+LONG = 256  # tokens
 
 
 def because(found: Comparison) -> list[str]:
@@ -31,17 +37,47 @@ def because(found: Comparison) -> list[str]:
         ]
     if not mine:
         return ["there is nothing to judge"]
-    wanting = max(mine, key=lambda f: f.needed or 0)
-    told = [
-        f"{_name(wanting)}: between {_number(wanting.low, wanting)} and {_number(wanting.high, wanting)}; "
-        f"{wanting.num_prompts} prompts can't show whether it is above {_number(wanting.effect, wanting)}"
-        if wanting.num_prompts >= MIN_PROMPTS
-        else f"{_name(wanting)}: known from {wanting.num_prompts} prompts only"
-    ]
-    return [*told, f"about {wanting.needed} prompts would settle it: num_prompts={wanting.needed}"]
+    return _wanting(max(mine, key=lambda f: f.needed or 0), found)
+
+
+def _wanting(finding: Finding, found: Comparison) -> list[str]:
+    """What could not be told, and what would tell it: more prompts where some more do, else other ones."""
+    if finding.num_prompts < MIN_PROMPTS:
+        why = f"{_name(finding)}: known from {finding.num_prompts} prompts only"
+    else:
+        why = (
+            f"{_name(finding)}: between {_number(finding.low, finding)} and {_number(finding.high, finding)}; "
+            f"{finding.num_prompts} prompts can't show whether it is above {_number(finding.effect, finding)}"
+        )
+    needed, lowest = finding.needed or 0, re.match(r"\d+", finding.bucket)
+    if needed <= max(MANY_PROMPTS, 3 * len(found.lengths)):
+        remedy = f"about {needed} prompts would settle it: num_prompts={needed}"
+    elif lowest and int(lowest.group()) >= LONG and min(found.lengths) < LONG:
+        remedy = "few of these prompts are so long; workload=long_context has such prompts only"
+    elif finding.measure in ("kl", "flips"):
+        remedy = f"it lies in few prompts: a file of prompts like {', '.join(_worst(found))} decides it, workload=FILE"
+    else:
+        remedy = f"no number of prompts of this kind will: say what matters to you, effects.{finding.measure}=…"
+    return [why, remedy]
+
+
+def _worst(found: Comparison) -> list[str]:
+    """The prompts that differ most, by name and length."""
+    excess = found.table.per_cluster(found.table.kl)
+    clusters = np.unique(found.table.cluster)
+    names = dict.fromkeys(d.item for d in found.divergences)
+    listed = list(names) if len(names) == len(found.lengths) else [f"prompt {n}" for n in range(len(found.lengths))]
+    rows = [int(clusters[row]) for row in np.argsort(-excess, kind="stable")[:NUM_WORST]]
+    return [f"{listed[row]} of {found.lengths[row]} tokens" for row in rows]
 
 
 def _above(finding: Finding) -> str:
+    if finding.bucket == ONE:
+        many = f"{finding.num_prompts} prompts" if finding.num_prompts > 1 else "one prompt"
+        return (
+            f"{MEASURES['kl'][0]} over all tokens of {many}: up to {_number(finding.mean, finding)}, more than a million "
+            f"times A's own noise anywhere; {_number(finding.effect, finding)} matters"
+        )
     if finding.low > finding.effect:
         surely = f"surely more than {_number(finding.low, finding)}"
     else:

@@ -9,7 +9,7 @@ import pytest
 
 from turnout.core.hooks import new_hooks
 from turnout.core.types import Request, Sampling
-from turnout.lab.ab.workload import FACTS, load
+from turnout.lab.ab.workload import FACTS, chosen, load
 from turnout.plugins.scheduler import FCFS
 from turnout.server.steplog.observe import recording
 from turnout.server.text.tokenizer import Text
@@ -17,7 +17,8 @@ from turnout.testing import make_engine
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("short", 8, 128), ("mixed", 16, 1024), ("long_context", 512, 2000)]
+    ("name", "least", "most"),
+    [("short", 8, 128), ("mixed", 16, 1024), ("long_context", 512, 2000), ("attention", 8, 1024)],
 )
 def test_built_in_prompts_reach_from_the_shortest_to_the_longest(text: Text, name: str, least: int, most: int) -> None:
     items = load(name, text, 12, 2000, 0, 0)
@@ -96,3 +97,8 @@ def test_a_recording_gives_prompts_and_what_was_said_after_them(text: Text, tmp_
         list(engine.generate(requests))
     found = [(item.id, item.prompt, item.continuation) for item in load(str(path), text, 10, 100, 8, 0)]
     assert found == [(r.id, tuple(r.tokens[:3]), tuple(r.tokens[3:])) for r in requests]
+
+
+def test_where_attention_differs_contexts_are_long_unless_another_workload_is_asked_for() -> None:
+    assert chosen("auto", True, "mixed") == "attention" and chosen("auto", False, "mixed") == "mixed"
+    assert chosen("facts", True, "mixed") == "facts"

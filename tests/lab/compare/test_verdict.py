@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turnout.lab.compare.verdict import Judging, Verdict, judge
+from turnout.lab.compare.verdict import Judging, Verdict, far_apart, judge
 
 EFFECTS = {"kl": 1e-3}
 
@@ -77,3 +77,27 @@ def test_a_fault_in_a_part_of_heavy_tailed_prompts_is_found_by_their_signs() -> 
 def test_impossible_error_rates_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"judge.{name}"):
         Judging(**{name: value})
+
+
+def test_a_large_difference_in_a_few_prompts_is_found_whatever_its_spread() -> None:
+    """The rest is the same to the last bit, so that neither a mean with its spread nor a majority shows it."""
+    values = np.zeros(24)
+    values[:6] = [5.0, 0.5, 0.1, 0.05, 0.03, 0.02]
+    assert judge({("kl", "all"): values}, {"kl": 1e-6}, Judging())[0] is Verdict.DIFFERENT
+
+
+def test_the_bound_by_order_keeps_its_error_rate_for_rare_large_values() -> None:
+    dice = np.random.default_rng(2)
+    rare = [np.where(dice.random(24) < 0.02, 0.05, 0.0) for _ in range(2000)]  # their mean is the effect itself
+    assert sum(verdict(values) is Verdict.DIFFERENT for values in rare) <= 40
+
+
+@pytest.mark.parametrize(
+    ("excess", "noise", "different"),
+    [(0.058, 1e-11, True), (0.058, 0.0, True), (0.058, 1e-6, False), (5e-5, 1e-12, False)],
+)
+def test_one_prompt_beyond_all_noise_is_different(excess: float, noise: float, different: bool) -> None:
+    found = far_apart(np.array([excess]), np.array([noise]), 1e-6)
+    assert (found is not None) is different
+    if found is not None:
+        assert found.verdict is Verdict.DIFFERENT and found.num_prompts == 1 and found.mean == excess
