@@ -30,7 +30,7 @@ class $Class(Policy):
         if self.ageing < 0:
             raise ValueError(f"scheduler.ageing must not be negative, got {self.ageing}")
 
-    def score(self, request: Request, draft: Draft) -> float:
+    def score(self, request: RequestView, draft: Draft) -> float:
         """Who is admitted first. `order`, `filter` and `victim` may be overridden too; or write `schedule` instead."""
         return self.ageing * (draft.now - request.arrived) - request.num_pending
 '''
@@ -41,10 +41,10 @@ class $Class:
 
     num_host_blocks: int = 0  # blocks of host memory for swapped requests
 
-    def victim(self, candidates: Sequence[Request], draft: Draft) -> Request:
+    def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         return min(reversed(candidates), key=lambda request: request.num_generated)
 
-    def mode(self, request: Request, draft: Draft) -> PreemptMode:
+    def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         return PreemptMode.SWAP if self.num_host_blocks else PreemptMode.RECOMPUTE
 '''
 ATTENTION = '''
@@ -122,11 +122,13 @@ class $Class:
         return $Class8(tensors["weight"], tensors.get("bias"))
 '''
 KINDS = {
-    "scheduler": Kind("Scheduler", "SchedulerContract", "from turnout.core import Draft, Policy, Request", SCHEDULER),
+    "scheduler": Kind(
+        "Scheduler", "SchedulerContract", "from turnout.core import Draft, Policy, RequestView", SCHEDULER
+    ),
     "preemption": Kind(
         "Preemption",
         "PreemptionContract",
-        "from collections.abc import Sequence\n\nfrom turnout.core import Draft, PreemptMode, Request",
+        "from collections.abc import Sequence\n\nfrom turnout.core import Draft, PreemptMode, RequestView",
         PREEMPTION,
     ),
     "attention": Kind(
