@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.core.engine import Engine
 
 if TYPE_CHECKING:
-    from turnout.core.config import Config
+    from turnout.compose.config import Config
     from turnout.lab.compare.run import Comparison
     from turnout.lab.compare.sides import Item, Side
 
@@ -53,13 +53,13 @@ def assert_equivalent(
 
 def open_engine(overrides: Sequence[str]) -> Engine:
     """The engine that `turnout serve OVERRIDE ...` would serve, in this process. Raises what its configuration raises."""
-    from turnout.core.build import build_engine
+    from turnout.compose.build import build_engine
 
     return build_engine(_compose(overrides))
 
 
 def _side(asked: Compared, items: Sequence[Item], max_tokens: int) -> Side:
-    from turnout.core.build import build_engine
+    from turnout.compose.build import build_engine
     from turnout.lab.ab.opening import fit
     from turnout.lab.compare.sides import EngineSide
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 from hydra.core.config_store import ConfigStore
 
-from turnout.core.config import Config
+from turnout.compose.config import Config
 from turnout.core.types import StructuredSpec, Whitespace
 
 FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")  # what says the form of an answer

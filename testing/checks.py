@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from turnout.core.choices import problem
+from turnout.compose.choices import problem
 from turnout.testing.attention_contract import attention_rules
 from turnout.testing.blocks import block_rules
 from turnout.testing.formats import FormatContract

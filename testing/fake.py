@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
+from turnout.compose.plugins import load
 from turnout.core.draft import Draft
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks, new_hooks
@@ -22,7 +23,6 @@ from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.model import Runner
 from turnout.core.optional import AsyncRunner, SharingBlocks
 from turnout.core.pipelined import PipelinedEngine
-from turnout.core.plugins import load
 from turnout.core.structured import Structured
 from turnout.core.types import EngineInfo, Limits, Logprobs, PreemptMode, Request, RequestView, Result, Step
 

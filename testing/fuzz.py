@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("the fuzzer needs hypothesis: pip install 'turnout[test]'") from missing
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.testing.chance import happenings, setups
 from turnout.testing.shorten import shorten
 from turnout.testing.shuffle import Shuffle

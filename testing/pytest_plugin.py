@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import pytest
 
-from turnout.core import plugins
+from turnout.compose import plugins
+from turnout.compose.plugins import SLOTS, Choice
 from turnout.core.interfaces import Auto
-from turnout.core.plugins import SLOTS, Choice
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

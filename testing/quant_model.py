@@ -87,7 +87,7 @@ def distance(truth: Tensor, got: Tensor) -> Distance:
 
 def load(path: Path, quantizer: Quantizer | None) -> tuple[Model, ModelInfo]:
     """A checkpoint through the loader that is installed, as the engine does it; None: whatever reads floats as they are."""
-    from turnout.core import plugins
+    from turnout.compose import plugins
     from turnout.core.model import ModelLoader
 
     found = plugins.load()

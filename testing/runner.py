@@ -17,9 +17,9 @@ from unittest import SkipTest
 
 import torch
 
+from turnout.compose.plugins import load
 from turnout.core.model import Limits, ModelRunner
 from turnout.core.optional import AsyncRunner
-from turnout.core.plugins import load
 from turnout.core.types import PENDING, Chunk, KVSpec, ModelError, Move, Request, Result, Sampling, Step
 from turnout.testing import toy_model
 from turnout.testing.toy_model import MAX_LEN, VOCAB, ToyModel, greedy, logits_after

@@ -30,7 +30,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2() -> str:
     """The demo model's folder: SmolLM2-135M-Instruct, converted once and cached as for any user."""
-    from turnout.core import plugins
+    from turnout.compose import plugins
     from turnout.plugins.loader import checkpoint
 
     return checkpoint.resolve("smollm2", plugins.load().formats())

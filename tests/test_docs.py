@@ -7,8 +7,9 @@ from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from turnout.core import hooks, plugins
-from turnout.core.config import Limits
+from turnout.compose import plugins
+from turnout.compose.config import Limits
+from turnout.core import hooks
 from turnout.server.config import SamplingConfig, ServerConfig
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import random
 import pytest
 from bytewise import save_model
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.lab import assert_equivalent, open_engine
 from turnout.lab.compare.sides import EngineSide
 from turnout.testing.pytest_plugin import choices, pytest_generate_tests

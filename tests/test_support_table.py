@@ -9,7 +9,8 @@ import pytest
 import support_table
 from support_table import BEGIN, END, renewed
 
-from turnout.core import Capabilities, plugins
+from turnout.compose import plugins
+from turnout.core import Capabilities
 
 GUIDE = Path(__file__).parents[1] / "docs" / "attention.md"
 

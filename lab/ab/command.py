@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.core.plugins import PluginError, Plugins
+from turnout.compose.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.ab.asked import Line, read
 from turnout.lab.ab.config import AbConfig

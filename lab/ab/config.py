@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from turnout.core.config import Config
+from turnout.compose.config import Config
 from turnout.lab.compare.run import Settings
 from turnout.lab.compare.verdict import Judging
 

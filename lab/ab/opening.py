@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
-from turnout.core import plugins
-from turnout.core.build import build_engine
-from turnout.core.config import Config
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import Config
+from turnout.compose.plugins import Plugins
 from turnout.core.model import ModelLoader
-from turnout.core.plugins import Plugins
 from turnout.lab.ab import workload
 from turnout.lab.ab.asked import Asked, EngineAsked, Line, ServerAsked, TruthAsked
 from turnout.lab.ab.config import AbConfig

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnout.core import ModelError, plugins
-from turnout.core.config import Config
+from turnout.compose import plugins
+from turnout.compose.config import Config
+from turnout.compose.plugins import versions
+from turnout.core import ModelError
 from turnout.core.model import ModelLoader
-from turnout.core.plugins import versions
 from turnout.core.types import Sampling
 from turnout.lab.compare.measures import Mark
 from turnout.lab.compare.sides import Item, Scored, SideError, Speed, Written

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turnout.core.plugins import SLOTS, PluginError, Plugins
+from turnout.compose.plugins import SLOTS, PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.bench.config import BenchConfig
 from turnout.lab.simulate.points import Point, expand
@@ -94,7 +94,7 @@ def _measured(one: Planned, judge: Judge | None, calibration: Calibration, tell:
     config = one.make()
     if config.over_http:
         return _over_http(one, config, calibration, tell)
-    from turnout.core.build import build_engine
+    from turnout.compose.build import build_engine
     from turnout.lab.bench.measure import EngineSubject, measured
 
     engine = build_engine(config, lambda stage, share: tell(stage, 0))

@@ -8,7 +8,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from turnout.core.config import Config
+from turnout.compose.config import Config
 from turnout.lab.bench.summary import LATENCIES, PERCENTILES
 from turnout.lab.simulate.config import Target  # stores the workloads too
 from turnout.lab.workload.synthetic import Interference

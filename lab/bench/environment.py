@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from turnout.core import plugins
+from turnout.compose import plugins
 
 
 def environment() -> dict[str, Any]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from turnout.compose.plugins import options_of
 from turnout.core.engine import Engine
-from turnout.core.plugins import options_of
 from turnout.lab.bench.client import Job
 from turnout.lab.bench.config import BenchConfig
 from turnout.lab.bench.engine import EngineLoad

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from turnout.core import ModelError, plugins
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError
+from turnout.core import ModelError
 from turnout.lab.quantize import calibrated, folder, linears
 from turnout.lab.quantize.config import CALIBRATED, QuantizeConfig
 from turnout.lab.quantize.rounding import Rounding

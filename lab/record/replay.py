@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from turnout.core import Request, Step, StepReport, hookimpl, plugins
+from turnout.compose import plugins
+from turnout.core import Request, Step, StepReport, hookimpl
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
 from turnout.core.model import Logprobs, Result

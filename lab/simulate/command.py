@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core.plugins import PluginError, Plugins, options_of
+from turnout.compose.plugins import PluginError, Plugins, options_of
 from turnout.core.types import ContractError
 from turnout.lab.simulate import capacity
 from turnout.lab.simulate.config import LATENCIES, SLOTS, WORKLOADS, SimulateConfig

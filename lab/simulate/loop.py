@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks
 from turnout.core.interfaces import BlockManager

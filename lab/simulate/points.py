@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from turnout.core.plugins import SLOTS, Plugins
+from turnout.compose.plugins import SLOTS, Plugins
 from turnout.lab.simulate.config import LATENCIES, WORKLOADS
 from turnout.lab.workload.trace import Trace
 from turnout.server.cli.overrides import Usage

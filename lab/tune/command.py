@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnout.core.plugins import PluginError, Plugins
+from turnout.compose.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.simulate.points import expand
 from turnout.lab.tune.config import TuneConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from turnout.core.config import Config, to_container
-from turnout.core.plugins import SLOTS, Plugins
+from turnout.compose.config import Config, to_container
+from turnout.compose.plugins import SLOTS, Plugins
 
 
 def preset(config: Config, found: Plugins, remarks: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from turnout.core.config import Config
+from turnout.compose.config import Config
 from turnout.lab.bench.config import Equality
 from turnout.lab.tune.goal import Goal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turnout.core.plugins import options_of
+from turnout.compose.plugins import options_of
 from turnout.lab.simulate.config import WORKLOADS
 from turnout.lab.simulate.report import seconds
 from turnout.lab.tune.config import TuneConfig

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnout.core.build import build_engine
+from turnout.compose.build import build_engine
 from turnout.core.engine import Engine
 from turnout.core.hooks import Hooks
 from turnout.lab.bench.load import First

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from turnout.core.config import Config, chosen
-from turnout.core.plugins import Plugins
+from turnout.compose.config import Config, chosen
+from turnout.compose.plugins import Plugins
 
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 NAMES = (

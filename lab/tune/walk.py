@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnout.core.plugins import PluginError, Plugins
+from turnout.compose.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
 from turnout.lab.bench.equality import Judge
 from turnout.lab.tune.goal import Goal, Outcome, better, worst

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from turnout.core.plugins import SLOTS, Plugins
+from turnout.compose.plugins import SLOTS, Plugins
 from turnout.server.cli.keys import did_you_mean, keys_of
 from turnout.server.cli.overrides import MANY, WITH_VALUE, Usage, try_composing
 from turnout.server.config import GenerateConfig

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.core import plugins
-from turnout.core.plugins import Plugins
+from turnout.compose import plugins
+from turnout.compose.plugins import Plugins
 from turnout.server.cli.arguments import HELP
 from turnout.server.cli.help import show_help
 from turnout.server.cli.overrides import Usage

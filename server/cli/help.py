@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 
-from turnout.core.plugins import SLOTS, Plugins
+from turnout.compose.plugins import SLOTS, Plugins
 from turnout.server.cli.keys import Key, keys_of
 from turnout.server.cli.overrides import try_composing
 

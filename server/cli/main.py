@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnout.core import plugins
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError
 from turnout.server.cli import extras
 from turnout.server.cli.arguments import ordered, split_prompt
 from turnout.server.cli.composing import config_dirs, installed, run_hydra, searchpath, show

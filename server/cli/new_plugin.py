@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from turnout.core.choices import ALL_SLOTS
-from turnout.core.plugins import PluginError
+from turnout.compose.choices import ALL_SLOTS
+from turnout.compose.plugins import PluginError
 
 
 class Kind(NamedTuple):

@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from turnout.core import plugins
-from turnout.core.build import build_engine
-from turnout.core.config import Config
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import Config
 from turnout.core.engine import Engine
 from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling
 from turnout.server.api.defaults import Values, defaults_of, sampling_with

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from turnout.core.plugins import SLOTS, PluginError, Plugins
+from turnout.compose.plugins import SLOTS, PluginError, Plugins
 from turnout.server.cli.keys import did_you_mean, keys_of
 from turnout.server.cli.texts import as_typed, quoted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from turnout.core.config import Config
+    from turnout.compose.config import Config
 
 MANY = ("-m", "--multirun")
 WITH_VALUE = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
@@ -145,7 +145,7 @@ def try_composing(command: str, overrides: list[str], found: Plugins) -> DictCon
 
 def objects(composed: DictConfig, found: Plugins) -> Config:
     """The composed configuration as objects. Raises what `vet` raises."""
-    from turnout.core.config import resolve
+    from turnout.compose.config import resolve
 
     vet(composed, found)
     return resolve(composed)

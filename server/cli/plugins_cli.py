@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from turnout.core import interfaces, plugins
-from turnout.core.choices import ALL_SLOTS, REQUIRED
-from turnout.core.plugins import Choice, PluginError, Plugins, options_of
+from turnout.compose import plugins
+from turnout.compose.choices import ALL_SLOTS, REQUIRED
+from turnout.compose.plugins import Choice, PluginError, Plugins, options_of
+from turnout.core import interfaces
 from turnout.server.cli.keys import comments, did_you_mean
 
 USAGE = """\

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnout.core import plugins
-from turnout.core.config import chosen, to_container
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.config import chosen, to_container
+from turnout.compose.plugins import PluginError
 from turnout.server.api.connection import protocol
 from turnout.server.cli.console import Loading, welcome
 from turnout.server.cli.start import Unfailing

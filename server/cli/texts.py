@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from turnout.core.plugins import Plugins
+from turnout.compose.plugins import Plugins
 
 TEXT = ("str", "str | None")
 TEXTS = "list[str]"

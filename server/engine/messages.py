@@ -14,7 +14,7 @@ from turnout.core.types import EngineInfo, Request, Stats
 class Setup(NamedTuple):
     """To the engine's process, its first message."""
 
-    config: Mapping[str, Any]  # as `turnout.core.config.to_container` makes it
+    config: Mapping[str, Any]  # as `turnout.compose.config.to_container` makes it
     builder: (
         str  # "module:function"; called with the configuration and a `worker.LoadingReporter`, it returns the engine
     )

@@ -95,9 +95,9 @@ class LoadingReporter:
 
 def build(plain: Mapping[str, Any], report: LoadingReporter) -> Served:
     """The real engine. Raises ValueError or PluginError for what the user can mend."""
-    from turnout.core import plugins
-    from turnout.core.build import build_engine
-    from turnout.core.config import from_container
+    from turnout.compose import plugins
+    from turnout.compose.build import build_engine
+    from turnout.compose.config import from_container
     from turnout.server.engine.beam import ServedEngine
     from turnout.server.steplog.observe import Observers
 
@@ -209,7 +209,7 @@ def main(inbox_fd: int, outbox_fd: int) -> None:
 
 def load(setup: Setup, send: Send) -> Served:
     """Build the engine, or say why it can't be and exit."""
-    from turnout.core.plugins import PluginError
+    from turnout.compose.plugins import PluginError
 
     try:
         module, _, function = setup.builder.partition(":")

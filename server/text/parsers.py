@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from turnout.compose.plugins import Plugins
 from turnout.core import ModelError
 from turnout.core.interfaces import Auto
 from turnout.core.parsers import (
@@ -20,7 +21,6 @@ from turnout.core.parsers import (
     ToolParser,
     ToolStream,
 )
-from turnout.core.plugins import Plugins
 
 Part = str | Thought | CallDelta | BrokenCall
 DEFAULT = "hermes"  # for a template that teaches no format: what most models that were tuned for tools write

@@ -70,7 +70,7 @@ def judged(
 
 def real(runs: int) -> dict[str, Counter[str]]:
     """The demo model, on texts."""
-    from turnout.core import plugins
+    from turnout.compose import plugins
     from turnout.lab.ab import workload
     from turnout.plugins.loader import checkpoint
     from turnout.server.text.tokenizer import Text

@@ -43,9 +43,10 @@ def measure(words: str, changes: list[str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     import turnout.lab.ab.config  # noqa: F401  stores the schema
-    from turnout.core import Request, Sampling, plugins
-    from turnout.core.build import build_engine
-    from turnout.core.config import resolve
+    from turnout.compose import plugins
+    from turnout.compose.build import build_engine
+    from turnout.compose.config import resolve
+    from turnout.core import Request, Sampling
 
     plugins.load()
     common = ["blocks.prefix_cache=false", "blocks.num_blocks=512", "limits.max_model_len=4096"]

@@ -100,7 +100,7 @@ def main() -> None:
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from turnout.core import plugins
+    from turnout.compose import plugins
 
     path = checkpoint.resolve(args.model, plugins.load().formats())
     tokenizer = AutoTokenizer.from_pretrained(path)

@@ -20,9 +20,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from turnout.core import Request, Sampling, plugins
-from turnout.core.build import build_engine
-from turnout.core.config import Config
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import Config
+from turnout.core import Request, Sampling
 from turnout.core.engine import Engine
 from turnout.kernels import cpu as native
 from turnout.plugins.quant import int8_linear

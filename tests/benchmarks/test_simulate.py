@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from turnout.core import plugins
-from turnout.core.config import Limits
+from turnout.compose import plugins
+from turnout.compose.config import Limits
 from turnout.lab.simulate import measure
 from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.command import _little_garbage

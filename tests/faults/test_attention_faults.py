@@ -17,9 +17,10 @@ from hydra import compose, initialize_config_module
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnout.core import Batch, Capabilities, Chunk, KVSpec, LayerSpec, ModelError, Request, Sampling, plugins
-from turnout.core.build import build_engine
-from turnout.core.config import resolve
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import resolve
+from turnout.core import Batch, Capabilities, Chunk, KVSpec, LayerSpec, ModelError, Request, Sampling
 from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.loader.model import Model, inspect, load

@@ -16,9 +16,10 @@ from engines import BACKENDS, NO_NATIVE, engine_on, ours, outputs_of, words
 from hydra import compose, initialize_config_module
 from torch import Tensor
 
-from turnout.core import BlockManager, Capabilities, KVSpec, ModelError, Request, Sampling, plugins
-from turnout.core.build import build_engine
-from turnout.core.config import resolve
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import resolve
+from turnout.core import BlockManager, Capabilities, KVSpec, ModelError, Request, Sampling
 from turnout.core.engine import Engine
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from turnout.core import ModelError, plugins
+from turnout.compose import plugins
+from turnout.core import ModelError
 from turnout.plugins.loader.model import Info, Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
 

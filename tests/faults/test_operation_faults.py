@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 import turnout.conf
 import turnout.server.config
-from turnout.core import hookimpl, plugins
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError, Plugins
+from turnout.core import hookimpl
 from turnout.core.interfaces import Capabilities
-from turnout.core.plugins import PluginError, Plugins
 from turnout.server.cli import plugins_cli
 from turnout.server.cli.main import main
 from turnout.server.cli.overrides import Usage, checked, objects, try_composing

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.testing.audit import counters
 from turnout.testing.fuzz import Space, installed, main, search
 from turnout.testing.shuffle import Shuffle

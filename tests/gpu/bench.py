@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from turnout.core import Batch, KVSpec, LayerSpec, plugins
+from turnout.compose import plugins
+from turnout.core import Batch, KVSpec, LayerSpec
 from turnout.core.interfaces import Auto
 
 TARGETS = {"decode": 0.8, "prefill": 0.6}  # shares of copy bandwidth and of the matrix rate that issue 3 asks for
@@ -168,9 +169,9 @@ def served(bench: Bench, model: str, overrides: list[str]) -> dict[str, float]:
     from hydra import compose, initialize_config_module
 
     import turnout.server.config  # noqa: F401  stores the schemas
+    from turnout.compose.build import build_engine
+    from turnout.compose.config import resolve
     from turnout.core import Request, Sampling
-    from turnout.core.build import build_engine
-    from turnout.core.config import resolve
 
     with initialize_config_module("turnout.conf", version_base=None):
         composed = compose("serve", [f"model='{model}'", f"device={bench.device.type}", *overrides])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.core.interfaces import Auto
 from turnout.testing import AttentionContract
 

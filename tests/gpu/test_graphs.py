@@ -10,7 +10,8 @@ import torch
 from engines import engine_on, outputs_of, words
 from models import VOCAB, save
 
-from turnout.core import KVSpec, Request, Sampling, plugins
+from turnout.compose import plugins
+from turnout.core import KVSpec, Request, Sampling
 from turnout.core.model import Limits
 from turnout.plugins.loader import model as loading
 from turnout.plugins.quant.none import Unquantized

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from turnout.core import BlockManager, Preemption, Request, Scheduler, plugins
-from turnout.core.build import build_engine
-from turnout.core.config import resolve
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import resolve
+from turnout.core import BlockManager, Preemption, Request, Scheduler
 from turnout.core.engine import Engine
 from turnout.core.optional import SharingBlocks
 from turnout.core.types import EngineInfo, Finish, KVSpec, Output

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnout.core.config import Limits
+from turnout.compose.config import Limits
 from turnout.core.hooks import new_hooks
 from turnout.core.types import Request
 from turnout.lab.simulate.config import SimulateConfig

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from turnout.core import plugins
+from turnout.compose import plugins
+from turnout.compose.negotiate import in_order
+from turnout.compose.plugins import Plugins
 from turnout.core.interfaces import Capabilities
-from turnout.core.negotiate import in_order
-from turnout.core.plugins import Plugins
 
 BEGIN, END = "<!-- support: python tests/helpers/support_table.py -->", "<!-- end of support -->"
 HEAD = (

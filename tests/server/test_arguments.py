@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import turnout.server.config  # noqa: F401  stores the schemas
-from turnout.core import plugins
-from turnout.core.plugins import Plugins
+from turnout.compose import plugins
+from turnout.compose.plugins import Plugins
 from turnout.server.cli.arguments import ALIASES, ordered, split_prompt
 from turnout.server.cli.overrides import Usage
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import turnout.server.config  # noqa: F401  stores the schemas
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.server.cli import main
 from turnout.server.cli.keys import comments, did_you_mean, keys_of
 from turnout.server.cli.overrides import try_composing

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from turnout.core import plugins
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError
 from turnout.server.cli import main, new_plugin, plugins_cli
 from turnout.testing import check_component
 

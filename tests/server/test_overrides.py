@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from turnout.core import plugins
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError
 from turnout.server.cli.keys import keys_of
 from turnout.server.cli.overrides import Usage, checked, try_composing
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fake_server import serving, wait_until
 
-from turnout.core.plugins import PluginError
+from turnout.compose.plugins import PluginError
 from turnout.server.cli.serve import _check_same, _url, listen
 from turnout.server.config import ServerConfig
 

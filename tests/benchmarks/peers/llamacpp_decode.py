@@ -33,9 +33,10 @@ def ours(pipe: Connection, model: str, threads: int, overrides: list[str]) -> No
     import torch
     from hydra import compose, initialize_config_module
 
-    from turnout.core import Request, Sampling, plugins
-    from turnout.core.build import build_engine
-    from turnout.core.config import resolve
+    from turnout.compose import plugins
+    from turnout.compose.build import build_engine
+    from turnout.compose.config import resolve
+    from turnout.core import Request, Sampling
     from turnout.server.config import ServeConfig  # its module registers the schema of `serve`
 
     assert ServeConfig

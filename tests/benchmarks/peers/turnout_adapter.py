@@ -22,7 +22,7 @@ class Out:
 
 
 def versions() -> dict[str, str]:
-    from turnout.core import plugins
+    from turnout.compose import plugins
 
     return plugins.versions()
 
@@ -35,9 +35,9 @@ class Engine:
         from hydra import compose, initialize_config_module
 
         import turnout.server.config  # noqa: F401  stores the schema of `serve`
-        from turnout.core import plugins
-        from turnout.core.build import build_engine
-        from turnout.core.config import resolve
+        from turnout.compose import plugins
+        from turnout.compose.build import build_engine
+        from turnout.compose.config import resolve
 
         torch.set_num_threads(int(threads))
         plugins.load()

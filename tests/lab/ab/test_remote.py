@@ -13,7 +13,7 @@ import pytest
 from callers import live
 from engines import LocalEngine, engine_on
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.core.engine import Engine
 from turnout.lab.ab.remote import ServerSide
 from turnout.lab.compare.run import Settings, compare

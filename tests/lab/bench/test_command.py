@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.lab.bench import command
 from turnout.lab.bench.config import BenchConfig, Equality, Remote
 from turnout.lab.simulate.points import expand

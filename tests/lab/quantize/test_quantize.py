@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.lab.quantize import folder
 from turnout.lab.quantize.config import QuantizeConfig
 from turnout.lab.quantize.rounding import Rounding, words

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from days import accounts, composed, engine_of, live, record_day
 
-from turnout.core import Draft, Request, RequestView, Sampling, plugins
+from turnout.compose import plugins
+from turnout.core import Draft, Request, RequestView, Sampling
 from turnout.core.engine import Engine
 from turnout.core.hooks import new_hooks
 from turnout.server.steplog.log import StepLog

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from days import record_day
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.lab.record.replay import replay
 
 SLOTS = ("scheduler", "preemption", "blocks")

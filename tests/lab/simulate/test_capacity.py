@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 from simulations import Listed, simulation
 
-from turnout.core.config import Limits
+from turnout.compose.config import Limits
 from turnout.core.types import Request
 from turnout.lab.simulate.capacity import BEHIND, describe, keeps, search
 from turnout.lab.simulate.config import Capacity

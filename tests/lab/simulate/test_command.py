@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from turnout.core import Draft, RequestView, hookimpl, plugins
+from turnout.compose import plugins
+from turnout.core import Draft, RequestView, hookimpl
 from turnout.lab.simulate import command
 from turnout.lab.simulate.config import LATENCIES, WORKLOADS, Capacity, SimulateConfig, Target
 from turnout.lab.simulate.hardware import HARDWARE

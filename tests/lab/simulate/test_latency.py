@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulations import arrival, simulation
 
-from turnout.core.config import Limits
+from turnout.compose.config import Limits
 from turnout.core.types import Chunk, Request
 from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.hardware import HARDWARE, MODELS, measured_cpu, model_of

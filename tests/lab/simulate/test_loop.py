@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from simulations import Listed, arrival, simulation
 
+from turnout.compose.config import Limits
 from turnout.core import Draft, Request, RequestView
-from turnout.core.config import Limits
 from turnout.core.types import ContractError
 from turnout.lab.simulate.config import Target
 from turnout.lab.simulate.latency import Constant

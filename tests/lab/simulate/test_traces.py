@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from simulations import arrival, shapes, simulation
 
-from turnout.core.config import Limits
+from turnout.compose.config import Limits
 from turnout.core.types import Request
 from turnout.lab.workload.arrivals import Arrival, in_order
 from turnout.lab.workload.trace import Trace

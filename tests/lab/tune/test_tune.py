@@ -13,8 +13,8 @@ import pytest
 import yaml
 from virtual import Clock, timed_engine
 
-from turnout.core import plugins
-from turnout.core.config import Config
+from turnout.compose import plugins
+from turnout.compose.config import Config
 from turnout.core.engine import Engine
 from turnout.core.types import Request
 from turnout.lab.simulate.points import expand

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.plugins.quant.fp8 import Fp8
 from turnout.plugins.quant.int8 import Int8
 from turnout.plugins.quant.none import Unquantized

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.plugins.loader.model import inspect, load
 from turnout.plugins.quant.grouped import Grouped
 

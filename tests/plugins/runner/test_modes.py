@@ -11,9 +11,10 @@ from hydra import compose, initialize_config_module
 from models import save
 from tape import Tape
 
-from turnout.core import Capabilities, LayerSpec, ModelError, ModelInfo, plugins
-from turnout.core.build import build_engine
-from turnout.core.config import Config, resolve
+from turnout.compose import plugins
+from turnout.compose.build import build_engine
+from turnout.compose.config import Config, resolve
+from turnout.core import Capabilities, LayerSpec, ModelError, ModelInfo
 from turnout.core.model import Limits
 from turnout.plugins.loader import model as loading
 from turnout.plugins.runner import LocalRunner

@@ -12,7 +12,7 @@ from callers import Api, Reply
 from recorded import ANSWERS, CALLS, TOOLS, Recorded
 from scripted import ScriptedEngine
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.server.api.app import create_app
 from turnout.server.config import ServerConfig
 from turnout.server.text.parsers import Parsers, chosen_parsers

@@ -17,11 +17,12 @@ from hydra import compose, initialize_config_module
 from models import save
 
 import turnout.server.config  # noqa: F401  stores the schemas of commands
-from turnout.core import Capabilities, LayerSpec, ModelError, build, plugins
-from turnout.core.build import build_engine, fingerprint
-from turnout.core.config import Config, from_container, resolve, to_container
+from turnout.compose import build, plugins
+from turnout.compose.build import build_engine, fingerprint
+from turnout.compose.config import Config, from_container, resolve, to_container
+from turnout.compose.negotiate import choose_quantizer
+from turnout.core import Capabilities, LayerSpec, ModelError
 from turnout.core.engine import Engine
-from turnout.core.negotiate import choose_quantizer
 from turnout.kernels import cpu as native
 from turnout.plugins.loader import model as loading
 from turnout.plugins.quant.none import Unquantized

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from turnout.core import hookimpl, interfaces, plugins
-from turnout.core.plugins import PluginError
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError
+from turnout.core import hookimpl, interfaces
 from turnout.plugins.scheduler import FCFS
 
 

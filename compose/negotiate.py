@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turnout.core.choices import Choice
-from turnout.core.config import Config, chosen
+from turnout.compose.choices import Choice
+from turnout.compose.config import Config, chosen
+from turnout.compose.plugins import OWN, Plugins
 from turnout.core.interfaces import Auto, Capabilities
 from turnout.core.model import ModelInfo
 from turnout.core.optional import RankedQuantizer, RankedStructured, RefusingBackend
-from turnout.core.plugins import OWN, Plugins
 from turnout.core.types import ModelError
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from turnout.core import plugins
-from turnout.core.config import Config, chosen, to_container
+from turnout.compose import plugins
+from turnout.compose.config import Config, chosen, to_container
+from turnout.compose.negotiate import choose_attention, choose_quantizer, choose_structured
+from turnout.compose.plugins import Plugins
 from turnout.core.engine import Engine
 from turnout.core.interfaces import BlockManager
 from turnout.core.model import ModelInfo, ModelLoader, ModelRunner, Progress
-from turnout.core.negotiate import choose_attention, choose_quantizer, choose_structured
 from turnout.core.optional import AsyncRunner, NamedKernels, NotedModel, PreparedQuantizer, SharingBlocks
 from turnout.core.pipelined import PipelinedEngine
-from turnout.core.plugins import Plugins
 from turnout.core.types import EngineInfo, KVSpec, Limits, ModelError
 
 SAMPLE = 1 << 16  # bytes

@@ -10,10 +10,11 @@ import torch
 from hydra import compose, initialize_config_module
 
 import turnout.server.config  # noqa: F401  stores the schemas of commands
-from turnout.core import Capabilities, LayerSpec, ModelError, ModelInfo, plugins
-from turnout.core.config import Config, resolve
-from turnout.core.negotiate import choose_attention, in_order
-from turnout.core.plugins import Choice, Plugins
+from turnout.compose import plugins
+from turnout.compose.config import Config, resolve
+from turnout.compose.negotiate import choose_attention, in_order
+from turnout.compose.plugins import Choice, Plugins
+from turnout.core import Capabilities, LayerSpec, ModelError, ModelInfo
 
 LAYER = LayerSpec(8, 2, 64, 0.125)
 

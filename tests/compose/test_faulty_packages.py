@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from turnout.core import plugins
-from turnout.core.plugins import PluginError, Plugins
+from turnout.compose import plugins
+from turnout.compose.plugins import PluginError, Plugins
 from turnout.server.cli import plugins_cli
 from turnout.server.cli.overrides import checked, objects, try_composing
 

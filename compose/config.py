@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from turnout.core.choices import SLOTS
-from turnout.core.plugins import Plugins, options_of
+from turnout.compose.choices import SLOTS
+from turnout.compose.plugins import Plugins, options_of
 from turnout.core.types import Limits
 
 

@@ -11,8 +11,8 @@ from typing import ClassVar, TypeGuard
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from turnout.compose.conformance import departures, members, missing
 from turnout.core import interfaces, model, optional, parsers, structured
-from turnout.core.conformance import departures, members, missing
 
 SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract), of those the configuration chooses
     "loader": ("register_loaders", model.ModelLoader),

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
+from turnout.compose.choices import ALL_SLOTS, SLOTS, Choice, installed, problem
 from turnout.core import hooks, interfaces
-from turnout.core.choices import ALL_SLOTS, SLOTS, Choice, installed, problem
 from turnout.core.model import Format
 
 OWN = "turnout"  # our distribution
