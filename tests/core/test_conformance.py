@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from turnout.core.choices import ALL_SLOTS, OPTIONAL, Choice, problem
-from turnout.core.conformance import members
-from turnout.core.plugins import load
+from turnout.compose.choices import ALL_SLOTS, OPTIONAL, Choice, problem
+from turnout.compose.conformance import members
+from turnout.compose.plugins import load
 
 OURS = [choice for choice in load().choices.values() if choice.package == "turnout" and choice.name != "auto"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnout.core import plugins
+from turnout.compose import plugins
 from turnout.core.parsers import CallDelta
 from turnout.core.types import StructuredSpec
 from turnout.plugins.structured.llguidance import LLGuidance
