@@ -65,7 +65,7 @@ def test_the_core_knows_no_plugin_no_server_and_no_configuration_files(file: Pat
         assert not reaches(file, f"turnout.{layer}")
 
 
-SHARED = ("turnout.kernels.cpu", "turnout.kernels.triton", "turnout.kernels.cache")
+SHARED = ("turnout.kernels.",)
 PUBLIC = (
     "turnout.core",
     "turnout.core.model",
