@@ -34,6 +34,9 @@ class ServerConfig:
     request_timeout: float = 60.0  # seconds a client has to send a request
     drain_timeout: float = 30.0  # seconds that running requests have to end after the first Ctrl-C
     stall_timeout: float = 60.0  # seconds without a sign of life after which a busy engine counts as frozen; 0: never
+    on_engine_death: str = (
+        "exit"  # exit: the server ends, with code 70, for a supervisor; restart: the engine comes back
+    )
     log_requests: bool = False  # a line on stderr for each
     debug: bool = False  # /debug/requests and /debug/engine show what the engine does and why
     generation_config: str = "auto"  # auto: the model's own sampling defaults apply; none: OpenAI's alone
@@ -48,6 +51,8 @@ class ServerConfig:
             raise ValueError(f"server.generation_config must be auto or none, got {self.generation_config!r}")
         if self.json_whitespace not in get_args(Whitespace):
             raise ValueError(f"server.json_whitespace must be compact or any, got {self.json_whitespace!r}")
+        if self.on_engine_death not in ("exit", "restart"):
+            raise ValueError(f"server.on_engine_death must be exit or restart, got {self.on_engine_death!r}")
         if self.api_key == "":  # as an unset variable of the shell makes it
             raise ValueError("server.api_key must not be empty: give a key, or leave it out to ask for none")
         if set(self.metrics_compat) - {"v0", "v1"}:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT = 5  # seconds that slow clients have to take the rest of their answers
 EXIT_TIMEOUT = 15.0  # seconds from the end of the drain to the end of the process, whatever hangs
+ENGINE_FAILED = 70  # exit code: what a supervisor restarts
+LEAST_LIFE = 10.0  # seconds; an engine that lives shorter is not started again
 FORCED = 128  # exit codes above it are those of a second signal
 
 Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (application, what to print when it is ready)
@@ -42,7 +44,7 @@ Application = Callable[[str], Awaitable[tuple[ASGIApp, str]]]  # url -> (applica
 def serve(config: ServeConfig) -> int:
     """Serve until told to stop. Returns the exit code.
 
-    0: told to stop, and did. 1: the port is taken, loading failed, or the engine failed while serving.
+    0: told to stop, and did. 1: the port is taken, or loading failed. 70: the engine failed while serving.
     128 + the signal's number: told a second time.
     """
     sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
@@ -119,7 +121,7 @@ def run(engine: EngineProcess, options: ServerConfig, application: Application) 
         server.force_exit = True
 
     with listener, Stopping(kill) as stopping:
-        session = _Session(engine, server, gate, listener, stopping, options.drain_timeout)
+        session = _Session(engine, server, gate, listener, stopping, options)
         with asyncio.Runner() as runner:
             code = runner.run(session.run(application))
         return stopping.code or code
@@ -135,10 +137,11 @@ class _Session:
         gate: ReadyGate,
         listener: socket.socket,
         stopping: Stopping,
-        drain_timeout: float,
+        options: ServerConfig,
     ) -> None:
         self._engine, self._server, self._gate, self._listener = engine, server, gate, listener
-        self._stopping, self._drain_timeout = stopping, drain_timeout
+        self._stopping, self._drain_timeout = stopping, options.drain_timeout
+        self._on_engine_death = options.on_engine_death
 
     async def run(self, application: Application) -> int:
         """Returns the exit code of a server that nobody had to force."""
@@ -149,8 +152,10 @@ class _Session:
         try:
             await _any_of(loading, asked, serving)
             if loading.done() and loading.result():
-                await _any_of(asked, serving)
+                failed = await self._serve(asked, serving)
                 await self._drain()
+                if failed:
+                    return ENGINE_FAILED
             return 0 if asked.done() and not self._engine.ended else 1
         finally:
             self._stopping.bound(EXIT_TIMEOUT, 1)
@@ -160,6 +165,30 @@ class _Session:
                 await serving
             finally:
                 await self._engine.stop()
+
+    async def _serve(self, asked: asyncio.Task[bool], serving: asyncio.Task[None]) -> bool:
+        """Until told to stop. True: the engine failed, and does not come back."""
+        while True:
+            began, failed = time.monotonic(), asyncio.create_task(self._engine.end())
+            await _any_of(asked, serving, failed)
+            if asked.done() or serving.done():
+                failed.cancel()
+                return False
+            lived = time.monotonic() - began
+            if self._on_engine_death == "exit" or lived < LEAST_LIFE:
+                _complain(f"{self._engine.trouble()}. The server ends with code {ENGINE_FAILED}")
+                return True
+            _complain(f"{self._engine.trouble()}. It is started again (server.on_engine_death=restart)")
+            await self._engine.restart()
+            loading = asyncio.ensure_future(self._engine.ready())
+            await _any_of(asked, serving, loading)
+            if not loading.done():
+                loading.cancel()
+                return False
+            if loading.exception() is not None:
+                _complain(f"it could not be: {loading.exception()}. The server ends with code {ENGINE_FAILED}")
+                return True
+            _complain("the engine is back")
 
     async def _load(self, application: Application) -> bool:
         """Wait for the engine, then let requests in. False: it failed, and why was printed."""

@@ -97,6 +97,7 @@ class EngineProcess:
         self._config, self._stall_timeout, self._progress, self._builder = config, stall_timeout, progress, builder
         self._trouble: str | None = "loading"
         self._process: ChildProcess | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._streams: dict[str, Stream] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0
@@ -105,7 +106,7 @@ class EngineProcess:
 
     def start(self) -> None:
         """Start the process and return."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._end_known = asyncio.get_running_loop(), asyncio.Event()
         self._found: asyncio.Future[str] = self._loop.create_future()
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._exit = asyncio.Event()
@@ -138,6 +139,22 @@ class EngineProcess:
     async def ready(self) -> EngineInfo:
         """Wait until the engine is loaded. Raises EngineError with the reason when it fails to."""
         return await asyncio.shield(self._ready)
+
+    async def end(self) -> None:
+        """Wait until no answer will ever come again."""
+        await self._end_known.wait()
+
+    async def restart(self) -> None:
+        """Start the process anew once it has ended; `ready` says when it is loaded. What was open has got its error."""
+        assert self._process is not None and self._ended
+        self._process.kill()
+        await self._exit.wait()
+        if self._watching is not None:
+            self._watching.cancel()
+        self.stats, self._trouble = Stats(), "loading"
+        self._sent = self._handled = self._signs = 0
+        self._busy = self._ended = False
+        self.start()
 
     def trouble(self) -> str | None:
         return self._trouble
@@ -241,7 +258,8 @@ class EngineProcess:
                 self._watching = self._loop.create_task(self._watch())
             case Fatal(reason):
                 self._fail(reason)
-                self._loop.call_later(STOP_TIMEOUT, self.kill)
+                assert self._process is not None
+                self._loop.call_later(STOP_TIMEOUT, self._process.kill)
 
     def _take(self, report: Report) -> None:
         self.stats, self._handled, self._busy = report.stats, report.handled, report.busy
@@ -294,6 +312,7 @@ class EngineProcess:
         if self._ended:
             return
         self._ended, self._trouble = True, reason
+        self._end_known.set()
         self._fail_open(reason)
         futures: list[asyncio.Future[Any]] = [self._found, self._ready, *self._replies.values()]
         for future in futures:

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from turnout.core.types import Request, Sampling
-from turnout.server.cli.serve import run
+from turnout.server.cli import serve
 from turnout.server.config import ServerConfig
 from turnout.server.engine.bridge import EngineClient, EngineError, EngineProcess
 
@@ -106,13 +106,14 @@ def _main(folder: Path, options: ServerConfig, config: dict[str, str]) -> None:
     os.setsid()
     for fd, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY), fd)
+    serve.LEAST_LIFE = float(config.pop("least_life", serve.LEAST_LIFE))
     engine = EngineProcess(config, builder=fake_engine.BUILDER, stall_timeout=1.0)
 
     async def application(url: str) -> tuple[Starlette, str]:
         await engine.ready()
         return _application(engine), url
 
-    sys.exit(run(engine, options, application))
+    sys.exit(serve.run(engine, options, application))
 
 
 def _application(engine: EngineClient) -> Starlette:

@@ -102,17 +102,37 @@ def test_the_engines_process_goes_when_the_server_is_killed_even_in_the_middle_o
         stream.end()
 
 
-def test_a_dead_engine_leaves_a_server_that_says_so_and_fails_in_the_end(tmp_path: Path) -> None:
+def test_a_dead_engine_ends_the_server_with_a_code_of_its_own_for_a_supervisor(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         waiting = Reader(f"{served.url}/count/endless?n=9&do=wait")
         waiting.wait_for(1)
         guilty = Reader(f"{served.url}/count/guilty?n=9&do=exit")
         for stream in (waiting, guilty):
             assert stream.end() == ["begun", "error: the engine process died: exit code 7"]
-        assert served.health() == 503
-        os.kill(served.pid, signal.SIGTERM)
-        assert served.exit_code() == 1
+        assert served.exit_code() == 70
+        assert "the engine process died: exit code 7. The server ends with code 70" in served.stderr
         assert served.left_behind() == []
+
+
+def test_or_the_engine_is_started_again_and_serves(tmp_path: Path) -> None:
+    with serving(tmp_path, ServerConfig(port=0, on_engine_death="restart"), least_life="0") as served:
+        for _ in range(2):
+            guilty = Reader(f"{served.url}/count/guilty?n=9&do=exit")
+            assert guilty.end() == ["begun", "error: the engine process died: exit code 7"]
+            wait_until(lambda: served.health() == 200)
+            served.note_children()
+            again = Reader(f"{served.url}/count/next?n=2")
+            assert again.end() == ["begun", "0", "1", "done"]
+        assert served.stderr.count("the engine is back") == 2
+        os.kill(served.pid, signal.SIGTERM)
+        assert served.exit_code() == 0
+        assert served.left_behind() == []
+
+
+def test_an_engine_that_dies_at_once_is_not_started_again(tmp_path: Path) -> None:
+    with serving(tmp_path, ServerConfig(port=0, on_engine_death="restart")) as served:
+        Reader(f"{served.url}/count/guilty?n=9&do=exit").end()
+        assert served.exit_code() == 70
 
 
 def test_until_it_is_ready_every_route_answers_503_and_a_signal_ends_it(tmp_path: Path) -> None:
@@ -176,3 +196,24 @@ def test_idle_connections_outlive_those_of_proxies() -> None:
     assert ServerConfig().keep_alive > 90, "what the usual ones keep, nginx 60 s, AWS and GCP up to 90"
     with pytest.raises(ValueError, match=r"server\.keep_alive must be above 0"):
         ServerConfig(keep_alive=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"), [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "api_key": "k"}, False), ({}, False)]
+)
+def test_a_port_that_others_reach_without_a_key_is_warned_of(
+    tmp_path: Path, options: dict[str, str], warned: bool
+) -> None:
+    with serving(tmp_path, ServerConfig(port=0, **options)) as served:  # type: ignore[arg-type]
+        assert served.url
+        assert ("it asks for no key" in served.stderr) == warned
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6 beside IPv4")
+def test_every_address_is_of_either_family() -> None:
+    try:
+        found = listen("::", 0)
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with found, socket.create_connection(("127.0.0.1", found.getsockname()[1]), timeout=5):
+        pass
