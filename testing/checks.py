@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,9 +37,7 @@ def check_component(slot: str, component: type, options: Mapping[str, Any] | Non
         return [Checked("it keeps the form of its contract", why)]
     results = [Checked("it keeps the form of its contract", None), _checked("its options are valid", make)]
     if all(r.fault is None for r in results):
-        results += [
-            _checked(rule, check) for rule, check in _RULES[slot](component if not options else _with(component, make))
-        ]
+        results += _all(_RULES[slot], component if not options else _with(component, make))
     return results
 
 
@@ -53,8 +52,25 @@ def _checked(rule: str, check: Callable[[], object]) -> Checked:
     except SkipTest as reason:
         return Checked(rule, None, str(reason))
     except Exception as error:  # noqa: BLE001  any fault of the plugin is the answer
-        return Checked(rule, f"{type(error).__name__}: {error}".strip())
+        return Checked(rule, f"{type(error).__name__}: {error}".strip() if str(error) else _broken(error))
     return Checked(rule, None)
+
+
+def _broken(error: Exception) -> str:
+    """What did not hold, as the source of the rule says it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = (last.line or "").removeprefix("assert ")
+    return f"{type(error).__name__}: it does not hold that {said}" if said else type(error).__name__
+
+
+def _all(rules_of: Callable[[type], Iterator[tuple[str, Callable[[], object]]]], component: type) -> list[Checked]:
+    """Every rule tried; a component that breaks where its rules are looked for fails one of that name."""
+    found: list[Checked] = []
+    try:
+        found += (_checked(rule, check) for rule, check in rules_of(component))
+    except Exception as error:  # noqa: BLE001  a stranger's code
+        found.append(Checked("its abilities can be looked at", f"{type(error).__name__}: {error}"))
+    return found
 
 
 _RULES: dict[str, Callable[[type], Iterator[tuple[str, Callable[[], object]]]]] = {
