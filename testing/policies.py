@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import SkipTest
 
 from turnout.core.draft import Draft
+from turnout.core.policy import Policy
 from turnout.core.types import PreemptMode, Request, RequestView, Sampling
 from turnout.testing.audit import reachable
 from turnout.testing.fake import check_balance, continuation, make_engine, serve_all
@@ -82,6 +84,21 @@ class SchedulerContract:
         raise AssertionError(
             f"a long request of low priority had {patient.num_generated} of 12 tokens after {self.patience} s"
         )
+
+    def test_its_order_of_two_requests_stays_while_both_live(self) -> None:
+        policy, places = self.make(), dict[tuple[RequestView, RequestView], bool]()
+        if not isinstance(policy, Policy):
+            raise SkipTest("it has no `order` to look at")
+        inner = policy.schedule
+
+        def schedule(waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+            for a, b in itertools.combinations(sorted((*waiting, *running), key=lambda r: r.id), 2):
+                before = policy.order(a, draft) < policy.order(b, draft)
+                assert places.setdefault((a, b), before) is before, f"{a.id} and {b.id} changed places in `order`"
+            inner(waiting, running, draft)
+
+        policy.schedule = schedule  # type: ignore[method-assign]
+        serves(lambda: policy, num_blocks=14)
 
     def test_it_keeps_nothing_of_finished_requests(self) -> None:
         engine = make_engine(self.make(), num_blocks=16)

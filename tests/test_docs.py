@@ -6,11 +6,16 @@ import re
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
 
 from turnout.compose import plugins
 from turnout.compose.config import Limits
 from turnout.core import hooks
 from turnout.server.config import SamplingConfig, ServerConfig
+from turnout.testing import check_component
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +38,32 @@ def test_every_hook_is_in_the_plugin_guide_with_its_exact_arguments() -> None:
     for spec in specs:
         arguments = ", ".join(spec.__code__.co_varnames[: spec.__code__.co_argcount])
         assert f"`{spec.__name__}({arguments})`" in guide
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("README.md", "SJF"), ("CONTRIBUTING.md", "LIFO"), ("docs/plugins.md", "Newest"), ("docs/plugins.md", "Quota")],
+)
+def test_the_schedulers_in_the_documents_keep_their_contract(page: str, name: str) -> None:
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    scope: dict[str, Any] = {"__name__": __name__}
+    (code,) = (dedent(block) for block in blocks if f"class {name}" in block)
+    exec(compile(code, page, "exec"), scope)  # noqa: S102  ours
+    broken = [
+        f"{checked.rule}: {checked.fault}" for checked in check_component("scheduler", scope[name]) if checked.fault
+    ]
+    assert broken == []
+
+
+def test_every_word_of_the_glossary_is_in_the_code() -> None:
+    """In the source of the core and of its plugins, by the same spelling."""
+    source = "".join(file.read_text() for room in ("core", "plugins") for file in sorted((ROOT / room).rglob("*.py")))
+    names = set(re.findall(r"\w+", source))
+    _, _, glossary = (ROOT / "docs/tour.md").read_text().partition("## Glossary")
+    rows = [line for line in glossary.splitlines() if line.startswith("| ") and not line.startswith("| word")]
+    assert len(rows) > 20
+    used = {part for row in rows for code in re.findall(r"`([^`]+)`", row) for part in code.split(".")} - {"n"}
+    assert sorted(used - names) == []
 
 
 def test_the_example_scheduler_is_under_fifty_lines() -> None:

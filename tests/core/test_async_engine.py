@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from engines import ours
 from fickle import Fickle, alone, requests
+from virtual import Clock
 
 from turnout.core import PENDING, ContractError, Draft, Finish, Request, RequestView, Sampling, Step
 from turnout.core.engine import Engine
@@ -236,3 +237,34 @@ def test_a_scheduler_that_breaks_a_rule_with_a_step_in_flight_loses_nothing() ->
             assert "no such request" in str(error)
             broken += 1
     assert found == alone(asked) and broken > 3
+
+
+def test_nothing_stays_in_flight_when_nobody_is_left_and_idle_time_is_no_steps() -> None:
+    prompt, clock = [5, 6, 7], Clock()
+    stop = continuation(prompt, 3)[-1]
+    engine, runner = behind(FCFS(), clock=clock)
+    engine.add(Request("a", list(prompt), Sampling(0, max_tokens=50, stop_ids=frozenset({stop}))))
+    while engine.busy:
+        engine.step()
+        clock.now += 0.01
+    assert runner.num_submitted == 4, "one step is computed for nobody"
+    assert engine.stats.num_blocks_free == engine.info.num_blocks and engine.stats.num_steps == 4
+    clock.now += 3600
+    engine.add(Request("b", [1, 2, 3], Sampling(0, max_tokens=2)))
+    while engine.busy:
+        engine.step()
+        assert engine.stats.step_seconds < 1
+        clock.now += 0.01
+
+
+def test_ending_everybody_ends_those_in_flight_too() -> None:
+    engine, _ = behind(FCFS(), max_num_seqs=2)
+    asked = requests(1, num=4, max_tokens=9)
+    for request in asked:
+        engine.add(request)
+    engine.step()
+    outputs = engine.fail("enough")
+    ended = {output.request_id: output.error for output in outputs if output.finish is Finish.ERROR}
+    assert ended == {request.id: "enough" for request in asked if request.finish is Finish.ERROR}
+    assert not engine.busy and engine.stats.num_blocks_free == 64
+    assert all(PENDING not in request.tokens for request in asked)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from turnout.core import Draft, Policy, PreemptMode, Request, RequestView
+from turnout.core import ContractError, Draft, Policy, PreemptMode, Request, RequestView
+from turnout.core import engine as core_engine
 from turnout.testing import PreemptionContract, SchedulerContract, check_component
 from turnout.testing.policies import Dice, Plain, rules
 
@@ -36,6 +37,31 @@ class Starves(Policy):
 
     def score(self, request: RequestView, draft: Draft) -> float:
         return -request.num_prompt
+
+
+@dataclass
+class Turns(Policy):
+    """Whoever has least to do is first in the queue, so two requests take each other's place."""
+
+    def order(self, request: RequestView, draft: Draft) -> tuple[float, ...]:
+        return (request.num_pending,)
+
+
+class Mutates(Plain):
+    """Makes room for itself in the queue."""
+
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        for request in waiting:
+            request.priority = 0
+        super().schedule(waiting, running, draft)
+
+
+class Hangs(Plain):
+    """Never returns."""
+
+    def schedule(self, waiting: Sequence[RequestView], running: Sequence[RequestView], draft: Draft) -> None:
+        while True:
+            pass
 
 
 class Gambles(Plain):
@@ -70,11 +96,20 @@ class Stuck(Plain):
         (Gambles, "decides alike when all is the same"),
         (Breaks, "when the cache holds two of them"),
         (Stuck, "when the cache holds two of them"),
+        (Turns, "its order of two requests stays"),
+        (Mutates, "serves every request with room to spare"),
     ],
 )
 def test_a_scheduler_with_a_fault_is_told_the_rule_it_breaks(scheduler: type, rule: str) -> None:
     broken = [checked.rule for checked in check_component("scheduler", scheduler) if checked.fault]
     assert any(rule in sentence for sentence in broken)
+
+
+def test_a_scheduler_that_never_returns_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_engine, "SCHEDULE_SECONDS", 0.25)
+    _, check = next(rules(SchedulerContract, Hangs))
+    with pytest.raises(ContractError, match="the scheduler Hangs failed: it did not return within 0.25 s"):
+        check()
 
 
 def test_a_sound_scheduler_passes() -> None:
