@@ -106,12 +106,11 @@ class StepBuilder:
             self._attach(request)
         start, pending = request.num_computed, len(request.tokens) - request.num_computed
         count = min(pending, left, limit or pending, SCORED_CHUNK if scored else pending)
-        if not (self.blocks.grow(request, start + count) or self._reclaim(request, start + count)):
+        if not self._grow(request, start + count):
             if not running:
                 self._withdraw(request)
             self.reasons[rid] = "out of blocks"
             return 0
-        request.num_slots = len(request.blocks) * self.blocks.block_size
         if not running:
             self.swapper.bring_back(request)
             self._admitted.append(request)
@@ -137,26 +136,35 @@ class StepBuilder:
     ) -> int:
         """See `Draft.run`. A stream that needs no new block, nearly every one, is taken without a call."""
         chunks, preempted, running = self.chunks, self.preempted, self.running
-        before = self.tokens_left
+        before = left = self.tokens_left
+        keys = 0  # of the streams taken since the last call
         self._may("run", "", limit)
         for place, view in enumerate(requests):
-            rid, left = view.id, self.tokens_left
-            if rid in preempted:
+            rid = view.id
+            if preempted and rid in preempted:
                 continue  # it gave way to one before it
             request = running.get(rid)
-            if request is not None and request.view is view and left > 0 and rid not in chunks:
+            if left > 0 and request is not None and request.view is view and rid not in chunks:
                 start = request.num_computed
-                if start < request.num_slots and len(request.tokens) - start == 1:
+                if len(request.tokens) - start == 1 and (start < request.num_slots or self._grow(request, start + 1)):
                     chunks[rid] = _new(Chunk, (request, start, 1, request.sampling.max_tokens > 0))
-                    self.tokens_left = left - 1
-                    self._decodes += 1
-                    self._decode_keys += start + 1
+                    left -= 1
+                    keys += start + 1
                     continue
-            if not self.take(view, limit) and not self._make_room(
-                view, spare, tuple(requests)[place + 1 :], limit, victim, draft
-            ):
-                break
-        return before - self.tokens_left
+            self._count_decodes(left, keys)
+            if not self.take(view, limit):
+                behind = tuple(requests)[place + 1 :]
+                if not self._make_room(view, spare, behind, limit, victim, draft):
+                    return before - self.tokens_left
+            left, keys = self.tokens_left, 0
+        self._count_decodes(left, keys)
+        return before - left
+
+    def _count_decodes(self, left: int, keys: int) -> None:
+        """`left`: tokens of the budget that streams have left, each of one token; `keys`: what they attend to."""
+        self._decodes += self.tokens_left - left
+        self._decode_keys += keys
+        self.tokens_left = left
 
     def _make_room(
         self,
@@ -273,13 +281,15 @@ class StepBuilder:
         parent = self.running.get(request.parent) or self._kept.get(request.parent)
         return parent if parent is not None and parent.blocks and parent.salt == request.salt else None
 
-    def _reclaim(self, request: Request, num_tokens: int) -> bool:
-        """Out of blocks: give up what finished requests keep, the oldest first, until the request's tokens fit."""
-        while self._kept:
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Give the request blocks for so many tokens. Out of blocks, what finished requests keep is given up for them, the
+        oldest first."""
+        while not self.blocks.grow(request, num_tokens):
+            if not self._kept:
+                return False
             self.blocks.release(self._kept.pop(next(iter(self._kept))))
-            if self.blocks.grow(request, num_tokens):
-                return True
-        return False
+        request.num_slots = len(request.blocks) * self.blocks.block_size
+        return True
 
     def _withdraw(self, request: Request) -> None:
         """Free a waiting request's blocks; what it has in host memory stays good."""

@@ -10,6 +10,8 @@ from turnout.core.builder import StepBuilder
 from turnout.core.cost import Load, StepCost
 from turnout.core.types import PreemptMode, RequestView
 
+_new = tuple.__new__  # a named tuple in half the time
+
 
 class Taken(NamedTuple):
     """`num_tokens` tokens of one request, in the step."""
@@ -63,7 +65,8 @@ class Draft:
     @property
     def taken(self) -> list[Taken]:
         """What was taken so far, in order."""
-        return [Taken(c.request.view, c.num_tokens, c.samples) for c in self.__builder.chunks.values()]
+        taken = self.__builder.chunks.values()
+        return [_new(Taken, (request.view, count, samples)) for request, _, count, samples in taken]
 
     @property
     def load(self) -> Load:

@@ -244,9 +244,10 @@ class Engine:
         """Let the scheduler write a step. Raises ContractError naming it; what it took is given back then."""
         now = self._clock()
         builder = self._builder(now)
-        waiting, running = [r.view for r in self._waiting.values()], [r.view for r in self._schedulable()]
+        waiting = tuple([r.view for r in self._waiting.values()])
+        running = tuple([r.view for r in self._schedulable()])
         try:
-            self._schedule_limit.call(self._scheduler.schedule, tuple(waiting), tuple(running), Draft(builder))
+            self._schedule_limit.call(self._scheduler.schedule, waiting, running, Draft(builder))
             step = builder.close()
             self._watch_progress(step, builder.wait_until, now)
         except BaseException as error:

@@ -19,6 +19,7 @@ GAUGES = {  # of Stats; everything else only grows
     "num_running",
     "num_waiting",
     "num_swapped",
+    "num_compiling",
     "num_blocks",
     "num_blocks_free",
     "host_blocks",
@@ -73,7 +74,11 @@ def audit_stats(engine: Engine, witness: Witness) -> None:
 
 def counters(stats: Stats) -> dict[str, float]:
     """All counters by name, those of the block manager too."""
-    found = {name: getattr(stats, name) for name in Stats.__slots__ if name not in GAUGES | {"blocks", "finished"}}
+    found = {
+        name: getattr(stats, name)
+        for name in Stats.__slots__
+        if name not in GAUGES | {"blocks", "grammars", "finished"}
+    }
     return found | {f"blocks.{name}": getattr(stats.blocks, name) for name in type(stats.blocks).__slots__}
 
 
