@@ -6,7 +6,6 @@ Everything comes from /metrics, as two scrapes apart; the steps themselves from 
 from __future__ import annotations
 
 import json
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from turnout.server.cli.overrides import Usage
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,7 +65,7 @@ def run(args: list[str]) -> int:
     try:
         _watch(options)
     except NoServer as error:
-        print(f"turnout: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
         pass

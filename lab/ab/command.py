@@ -16,6 +16,7 @@ from turnout.lab.ab.config import AbConfig
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.overrides import Usage, checked
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from turnout.lab.ab.opening import Composed
@@ -40,10 +41,10 @@ def run(args: list[str]) -> int:
         check_outputs(config)
         return _compare(config, sides, args)
     except (Usage, PluginError, ModelError, ValueError) as error:
-        print(f"turnout: {error}", file=sys.stderr)
+        complain(error)
         return USAGE
     except (SideError, ContractError, RuntimeError, OSError) as error:
-        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        complain(error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -73,9 +74,9 @@ def _compare(config: AbConfig, sides: Sequence[Composed], args: Sequence[str]) -
     from turnout.lab.ab.result import describe
     from turnout.lab.compare.run import compare
     from turnout.lab.compare.speed import race
-    from turnout.server.cli.console import Loading
+    from turnout.server.cli.progress import Progress
 
-    loading = Loading()
+    loading = Progress()
     try:
         with opened(config, sides, loading) as ready:
             found = compare(ready.a, ready.others, ready.items, config.settings, ready.text.decode, loading)

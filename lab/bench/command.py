@@ -17,6 +17,7 @@ from turnout.lab.simulate.points import Point, expand
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from turnout.lab.bench.equality import Judge
@@ -58,7 +59,7 @@ def run(args: list[str]) -> int:
 def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     from turnout.lab.bench.environment import environment
     from turnout.lab.bench.measure import Calibration
-    from turnout.lab.bench.progress import Progress
+    from turnout.server.cli.progress import Progress
 
     if config.threads is not None:
         import torch
@@ -69,7 +70,7 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     try:
         for number, one in enumerate(planned, 1):
             head = f"[{number}/{len(planned)}] {one.point.name}" if len(planned) > 1 else ""
-            with Progress(head, one.make()) as progress:
+            with Progress(getattr(one.make().workload, "num_requests", None), head) as progress:
                 results.append({"point": one.point.varied} | _measured(one, judge, calibration, progress))
             if results[-1]["interrupted"]:
                 code = 130
@@ -80,7 +81,7 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
         _publish(config, where, planned, results)
         raise Usage(str(error)) from error
     except (ContractError, RuntimeError, OSError) as error:
-        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        complain(error)
         code = 1
     _publish(config, where, planned, results)
     failed = any(

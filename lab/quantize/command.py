@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from turnout.lab.quantize.config import CALIBRATED, QuantizeConfig
 from turnout.lab.quantize.rounding import Rounding
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
-from turnout.server.cli.console import Loading
 from turnout.server.cli.overrides import MANY, Usage, checked, try_composing, vet
+from turnout.server.cli.progress import Progress, complain
 
 
 def run(args: list[str]) -> int:
@@ -36,7 +35,7 @@ def run(args: list[str]) -> int:
         return 0
     from omegaconf import OmegaConf
 
-    loading = Loading()
+    loading = Progress()
     try:
         composed = try_composing("quantize", overrides, found)
         vet(composed, found)
@@ -46,17 +45,17 @@ def run(args: list[str]) -> int:
     except (ModelError, PluginError, ValueError) as error:
         raise Usage(str(error)) from error
     except (RuntimeError, OSError) as error:
-        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
         loading.close()
-        print("turnout: interrupted; the same command goes on from here", file=sys.stderr)
+        complain("interrupted; the same command goes on from here")
         return 130
     finally:
         loading.close()
 
 
-def _quantize(config: QuantizeConfig, loading: Loading) -> int:
+def _quantize(config: QuantizeConfig, loading: Progress) -> int:
     out = Path(config.out).expanduser()
     if config.method in CALIBRATED:
         calibrated.check()
@@ -87,7 +86,7 @@ def _asked(config: QuantizeConfig, path: Path) -> dict[str, Any]:
 
 
 def _round(
-    config: QuantizeConfig, source: folder.Source, out: Path, taken: list[str], kept: list[str], loading: Loading
+    config: QuantizeConfig, source: folder.Source, out: Path, taken: list[str], kept: list[str], loading: Progress
 ) -> None:
     rounding = Rounding(config.method)
     if config.method == "rtn":

@@ -21,6 +21,7 @@ from turnout.lab.simulate.record import Record
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.overrides import MANY, Usage, checked, try_composing, vet
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,7 +54,7 @@ def run(args: list[str]) -> int:
     except (ValueError, PluginError) as error:
         raise Usage(str(error)) from error
     except ContractError as error:
-        print(f"turnout: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
         return 130

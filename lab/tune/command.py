@@ -15,6 +15,7 @@ from turnout.lab.tune.config import TuneConfig
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from turnout.lab.tune.trials import Make
@@ -49,7 +50,7 @@ def run(args: list[str]) -> int:
     except (ModelError, PluginError, ValueError) as error:
         raise Usage(str(error)) from error
     except (ContractError, RuntimeError, OSError) as error:
-        print(f"turnout: {error or type(error).__name__}", file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -61,17 +62,17 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins, comp
     from turnout.lab.bench.environment import environment
     from turnout.lab.bench.equality import Judge
     from turnout.lab.tune.composition import command_of, preset
-    from turnout.lab.tune.progress import Progress
     from turnout.lab.tune.report import evidence, markdown, show
     from turnout.lab.tune.trials import Trials
     from turnout.lab.tune.walk import Tuner
+    from turnout.server.cli.progress import Progress
 
     if config.threads is not None:
         import torch
 
         torch.set_num_threads(config.threads)
     where = environment()
-    with Progress() as progress:
+    with Progress(None) as progress:
         trials, judge = Trials(found.manager, progress), Judge(config.equality)
         walk = Tuner(overrides, compose, found, trials, judge, progress).run()
     result: dict[str, Any] = {"environment": where} | evidence(walk, config)

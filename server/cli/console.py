@@ -1,49 +1,13 @@
-"""What the terminal shows while a server loads and once it is ready. It knows no engine, only what is said about one."""
+"""What the terminal shows once a server is ready. It knows no engine, only what is said about one."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
-from typing import TYPE_CHECKING
 
 from turnout.core.types import EngineInfo
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 SLOTS = ("attention", "scheduler", "preemption", "blocks", "quant")  # in the order they are shown
-
-
-class Loading:
-    """Loading progress on stderr: a bar in a terminal, else one line per stage."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._bar = _bar() if sys.stderr.isatty() else None
-
-    def __call__(self, stage: str, share: float) -> None:
-        if self._bar is not None:
-            self._bar.start()
-            self._bar.update(self._bar.task_ids[0], description=stage, completed=share)
-        elif stage != self._stage:
-            print(f"turnout: {stage}", file=sys.stderr, flush=True)
-        self._stage = stage
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("starting the engine", total=1.0)
-    return bar
 
 
 def welcome(info: EngineInfo, url: str, *, name: str, chats: bool, needs_key: bool) -> str:

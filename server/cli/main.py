@@ -17,6 +17,7 @@ from turnout.server.cli.arguments import ordered, split_prompt
 from turnout.server.cli.composing import config_dirs, installed, run_hydra, searchpath, show
 from turnout.server.cli.keys import did_you_mean
 from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_composing
+from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
         extras.check(args[0], "serve")
         _compose(args[0], args[1:])
     except (Usage, PluginError) as error:
-        _complain(error)
+        complain(error)
         sys.exit(2)
 
 
@@ -163,7 +164,7 @@ def _run(command: str, composed: DictConfig, prompt: str | None) -> int:
             config.prompt = prompt
         return _action(command)(config)
     except (ModelError, PluginError, Usage, ValueError) as error:
-        _complain(error)
+        complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -178,10 +179,6 @@ def _action(command: str) -> Callable[..., int]:
     from turnout.server.cli import offline
 
     return offline.generate if command == "generate" else offline.chat
-
-
-def _complain(error: Exception) -> None:
-    print(f"turnout: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from turnout.compose.config import Config
 from turnout.core.engine import Engine
 from turnout.core.types import EngineInfo, Finish, Output, Request, Sampling
 from turnout.server.api.defaults import Values, defaults_of, sampling_with
-from turnout.server.cli.console import Loading
+from turnout.server.cli.progress import Progress
 from turnout.server.config import ChatConfig, GenerateConfig, SamplingConfig
 from turnout.server.engine.beam import ServedEngine
 from turnout.server.engine.messages import Ask, BeamSearch, ParallelSampling
@@ -98,7 +98,7 @@ def chat(config: ChatConfig) -> int:
 
 def open_engine(config: Config) -> tuple[Engine, Text]:
     """The composed engine and its text side, with progress on stderr."""
-    with closing(Loading()) as progress:
+    with closing(Progress()) as progress:
         engine = build_engine(config, progress)
         return engine, Text.load(engine.info.path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from enum import Enum
+from importlib.metadata import entry_points
 from itertools import groupby
 from typing import Any
 
@@ -138,8 +139,9 @@ def _has(device: str) -> bool:
 
 
 def _check(found: Plugins, slot: str, name: str, given: list[str]) -> int:
-    from turnout.testing import check_component
-
+    kits = entry_points(group="turnout.kits", name="check")
+    if not kits:
+        raise PluginError("this installation has no kits of rules: install Turnout anew, as `pip install -e .` does")
     choice = found.get(slot, name)
     if choice.component is interfaces.Auto:
         raise PluginError(f"{slot}=auto stands for another choice; check that one: {', '.join(found.names(slot))}")
@@ -152,7 +154,7 @@ def _check(found: Plugins, slot: str, name: str, given: list[str]) -> int:
             f"skip all rules: {'; '.join(why)}\n{slot}={name} of {choice.package} {choice.version}: nothing was tried here"
         )
         return 0
-    results = check_component(slot, choice.component, options)
+    results = next(iter(kits)).load()(slot, choice.component, options)
     for result in results:
         word = "FAIL" if result.fault else "skip" if result.skipped else "ok  "
         why_not = result.fault or result.skipped

@@ -23,7 +23,8 @@ from turnout.compose import plugins
 from turnout.compose.config import chosen, to_container
 from turnout.compose.plugins import PluginError
 from turnout.server.api.connection import protocol
-from turnout.server.cli.console import Loading, welcome
+from turnout.server.cli.console import welcome
+from turnout.server.cli.progress import Progress, complain
 from turnout.server.cli.start import Unfailing
 from turnout.server.cli.stopping import Stopping
 from turnout.server.config import ServeConfig, ServerConfig
@@ -49,7 +50,7 @@ def serve(config: ServeConfig) -> int:
     """
     sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
     found = plugins.load()
-    options, loading = config.server, Loading()
+    options, loading = config.server, Progress()
     plain = to_container(config, found) | {"record": config.record, "record_limit": config.record_limit}
     engine = EngineProcess(plain, stall_timeout=options.stall_timeout, progress=loading)
 
@@ -89,12 +90,10 @@ def run(engine: EngineProcess, options: ServerConfig, application: Application) 
         listener = listen(options.host, options.port)
     except OSError as error:
         where = f"{options.host}:{options.port}"
-        _complain(
-            f"cannot listen on {where}: {error.strerror or error}. Choose others with server.host and server.port"
-        )
+        complain(f"cannot listen on {where}: {error.strerror or error}. Choose others with server.host and server.port")
         return 1
     if options.api_key is None and not listener.getsockname()[0].startswith(("127.", "::1")):
-        _complain(
+        complain(
             f"anybody who reaches {options.host} can use this server: it asks for no key. Set server.api_key, or "
             "server.host=127.0.0.1 for this machine alone"
         )
@@ -196,7 +195,7 @@ class _Session:
         try:
             _, (self._gate.app, ready) = await asyncio.gather(self._engine.ready(), application(_url(self._listener)))
         except (EngineError, PluginError, ValueError) as error:
-            _complain(str(error))
+            complain(str(error))
             return False
         print(f"{ready}\n\nReady after {time.monotonic() - began:.1f} s. Ctrl-C stops it.", flush=True)
         return True
@@ -207,9 +206,9 @@ class _Session:
         limit = f"{self._drain_timeout:g} s (server.drain_timeout)"
         if num := self._engine.num_open:
             requests = f"{num} open request{'s' * (num > 1)}"
-            _complain(f"stopping; {requests} may take up to {limit}. A second signal ends it at once.")
+            complain(f"stopping; {requests} may take up to {limit}. A second signal ends it at once.")
         if not await self._engine.drained(self._drain_timeout):
-            _complain(f"requests that did not end within {limit} got an error")
+            complain(f"requests that did not end within {limit} got an error")
 
 
 async def _any_of(*tasks: asyncio.Task[Any]) -> None:
@@ -256,10 +255,6 @@ def _check_same(theirs: Mapping[str, Mapping[str, str]], ours: Mapping[str, Mapp
             f"the engine's process found other plugins than this one: {theirs} instead of {ours}. Were packages "
             "installed or removed meanwhile? Start again."
         )
-
-
-def _complain(message: str) -> None:
-    print(f"turnout: {message}", file=sys.stderr, flush=True)
 
 
 class ReadyGate:

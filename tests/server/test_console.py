@@ -8,7 +8,8 @@ import shlex
 import fake_engine
 import pytest
 
-from turnout.server.cli.console import Loading, welcome
+from turnout.server.cli.console import welcome
+from turnout.server.cli.progress import Progress, complain
 
 
 def test_the_welcome_says_what_serves_and_how_to_try_it() -> None:
@@ -52,7 +53,7 @@ def test_a_model_without_a_chat_template_is_tried_with_a_completion_and_a_key_is
 
 
 def test_loading_is_a_line_per_stage_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    loading = Loading()
+    loading = Progress()
     for stage, share in (("reading", 0.0), ("weights", 0.1), ("weights", 0.9), ("cache", 1.0)):
         loading(stage, share)
     loading.close()
@@ -64,9 +65,15 @@ def test_loading_is_a_bar_in_a_terminal_and_gone_at_the_end(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    loading = Loading()
+    loading = Progress()
     loading("weights", 0.5)
     loading.close()
     shown = capsys.readouterr().err
     assert "weights" in shown and "━" in shown
     assert shown.endswith("\x1b[2K") or shown.rstrip().endswith("\x1b[2K"), "the bar stayed"
+
+
+def test_an_exception_without_a_text_is_said_by_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    complain(RuntimeError())
+    complain(ValueError("too small"))
+    assert capsys.readouterr().err == "turnout: RuntimeError\nturnout: too small\n"

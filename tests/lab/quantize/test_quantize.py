@@ -242,7 +242,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert turnout("--help") == 0
     shown = capsys.readouterr().out
     for name in QuantizeConfig.__dataclass_fields__:
-        assert f"{name}:" in shown
+        assert f"{name}=" in shown
 
 
 # Methods that fit to text
