@@ -175,9 +175,9 @@ class _Session:
                 return False
             lived = time.monotonic() - began
             if self._on_engine_death == "exit" or lived < LEAST_LIFE:
-                _complain(f"{self._engine.trouble()}. The server ends with code {ENGINE_FAILED}")
+                complain(f"{self._engine.trouble()}. The server ends with code {ENGINE_FAILED}")
                 return True
-            _complain(f"{self._engine.trouble()}. It is started again (server.on_engine_death=restart)")
+            complain(f"{self._engine.trouble()}. It is started again (server.on_engine_death=restart)")
             await self._engine.restart()
             loading = asyncio.ensure_future(self._engine.ready())
             await _any_of(asked, serving, loading)
@@ -185,9 +185,9 @@ class _Session:
                 loading.cancel()
                 return False
             if loading.exception() is not None:
-                _complain(f"it could not be: {loading.exception()}. The server ends with code {ENGINE_FAILED}")
+                complain(f"it could not be: {loading.exception()}. The server ends with code {ENGINE_FAILED}")
                 return True
-            _complain("the engine is back")
+            complain("the engine is back")
 
     async def _load(self, application: Application) -> bool:
         """Wait for the engine, then let requests in. False: it failed, and why was printed."""
