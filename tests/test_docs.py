@@ -13,7 +13,8 @@ import pytest
 
 from turnout.compose import plugins
 from turnout.compose.config import Limits
-from turnout.core import hooks
+from turnout.core import hooks, interfaces, optional
+from turnout.core.conformance import members
 from turnout.server.config import SamplingConfig, ServerConfig
 from turnout.testing import check_component
 
@@ -89,3 +90,17 @@ def test_every_option_is_in_the_configuration_guide_with_its_default() -> None:
     for choice in own:
         row = next(line for line in guide.splitlines() if line.startswith(f"| `{choice.slot}` "))
         assert f"`{choice.name}`" in row
+
+
+def test_everything_a_component_may_offer_besides_its_contract_is_in_the_plugin_guide() -> None:
+    guide = (ROOT / "docs" / "plugins.md").read_text()
+    for name in optional.__all__:
+        kind = getattr(optional, name)
+        if getattr(kind, "_is_protocol", False):
+            assert any(f"`{member}" in guide for member in members(kind)), f"{name}: none of {sorted(members(kind))}"
+
+
+def test_every_version_of_every_contract_is_in_the_page_of_changes() -> None:
+    page = (ROOT / "docs" / "contracts.md").read_text()
+    for slot, current in interfaces.CONTRACTS.items():
+        assert current == 1 or f"| {slot} | {current} |" in page, f"{slot}: what did version {current} change?"
