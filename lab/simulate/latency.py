@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,18 +116,9 @@ def fit(rows: np.ndarray, seconds: np.ndarray) -> Fit:
 
 
 def nonnegative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The w >= 0 that minimises |a w - b|². Tries every set of columns that may be above 0: exact, for few columns."""
-    size = np.abs(a).max(axis=0)
-    used = [i for i in range(a.shape[1]) if size[i] > 0]
-    gram, right = (a[:, used] / size[used]).T @ (a[:, used] / size[used]), (a[:, used] / size[used]).T @ b
-    best, least = np.zeros(len(used)), 0.0
-    for count in range(1, len(used) + 1):
-        for columns in itertools.combinations(range(len(used)), count):
-            found = np.linalg.lstsq(gram[np.ix_(columns, columns)], right[list(columns)], rcond=None)[0]
-            loss = float(-right[list(columns)] @ found)  # |a w - b|² - |b|² at a least-squares solution
-            if (found >= 0).all() and loss < least - 1e-12:
-                best, least = np.zeros(len(used)), loss
-                best[list(columns)] = found
-    weights = np.zeros(a.shape[1])
-    weights[used] = best / size[used]
+    """The w >= 0 that minimises |a w - b|², with columns brought to one size: seconds and pairs differ by ten powers of ten."""
+    from scipy.optimize import nnls
+
+    size = np.where((largest := np.abs(a).max(axis=0)) > 0, largest, 1.0)
+    weights: np.ndarray = nnls(a / size, b)[0] / size
     return weights
