@@ -15,6 +15,8 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Scope
 
 log = logging.getLogger("turnout.server")
 
@@ -59,9 +61,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(name: str, remedy: str) -> ApiError:
-    """For what the OpenAI API or its extensions offer and this server does not: refused by name, never dropped."""
-    return bad_request(f"{name} is not supported by this server yet: {remedy}", name, "unsupported_parameter")
+def unsupported(name: str, remedy: str, param: str | None = None) -> ApiError:
+    """For what the OpenAI API or its extensions offer and this server does not: refused by name, never dropped. `param`: the
+    field, where `name` says more than that."""
+    return bad_request(f"{name} is not supported by this server yet: {remedy}", param or name, "unsupported_parameter")
 
 
 def unavailable(why: str) -> ApiError:
@@ -132,7 +135,13 @@ def install(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         where = f"{request.method} {request.url.path}"
-        messages = {404: f"there is no {where}", 405: f"{where} is not a method of this path"}
+        path = request.url.path
+        hint = (
+            f"; did you mean /v1{path}? The base URL of clients ends in /v1"
+            if _has(app, f"/v1{path}", request.scope)
+            else ""
+        )
+        messages = {404: f"there is no {where}{hint}", 405: f"{where} is not a method of this path"}
         response = reply(ApiError(error.status_code, messages.get(error.status_code, str(error.detail))))
         response.headers.update(error.headers or {})
         return response
@@ -150,3 +159,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(ClientGone, on_gone)
     app.add_exception_handler(ClientDisconnect, on_gone)
+
+
+def _has(app: FastAPI, path: str, scope: Scope) -> bool:
+    """Whether there is a route for this path, whatever the method."""
+    return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in app.routes)

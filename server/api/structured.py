@@ -75,7 +75,9 @@ def _response_format(form: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     if kind == "structural_tag":
         return [("response_format", kind, {name: value for name, value in form.items() if name != "type"})]
     if kind != "json_schema":
-        raise unsupported(f"response_format {kind[:40]!r}", "send text, json_object, json_schema or structural_tag")
+        raise unsupported(
+            f"response_format {kind[:40]!r}", "send text, json_object, json_schema or structural_tag", "response_format"
+        )
     asked = form.get("json_schema")
     if not isinstance(asked, Mapping):
         raise _wrong("response_format.json_schema must be an object with a name and a schema")

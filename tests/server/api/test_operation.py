@@ -285,3 +285,10 @@ class TestScheduling:
         assert api.complete(metadata={"pin": "true"}, priority=-3, max_tokens=1).status == 200
         request = engine.requests[-1]
         assert request.labels["pin"] == "true" and request.priority == -3
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/models"])
+def test_a_base_url_without_v1_gets_a_hint(api: Api, path: str) -> None:
+    missing = api.post(path, {}) if path != "/models" else api.get(path)
+    assert missing.status == 404 and f"did you mean /v1{path}?" in missing.error["message"]
+    assert "did you mean" not in api.get("/nowhere").error["message"]

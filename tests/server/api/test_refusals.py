@@ -103,3 +103,10 @@ def test_an_engine_that_fails_before_the_first_token_gives_the_status(
 def test_an_empty_text_asks_for_nothing(api: Api) -> None:
     assert api.complete(suffix="", max_tokens=1).status == 200
     assert api.complete(suffix=" end").status == 400
+
+
+def test_the_param_of_an_error_is_the_name_of_its_field(api: Api) -> None:
+    assert api.chat(response_format={"type": "yaml"}).error["param"] == "response_format"
+    assert api.chat(audio={"voice": "x"}).error["param"] == "audio"
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    assert api.chat([{"role": "user", "content": [part]}]).error["param"] == "messages[0].content[0]"
