@@ -23,7 +23,7 @@ from turnout.lab.compare.sides import EngineSide, Item, Side
 from turnout.server.cli.overrides import checked, objects, try_composing
 from turnout.server.text.tokenizer import Text
 
-Tell = Callable[[str, float], None]
+OnProgress = Callable[[str, float], None]
 SPARE = 8  # blocks beyond what the prompts need
 
 
@@ -75,24 +75,26 @@ def composed(line: Line, places: Sequence[str], found: Plugins) -> tuple[AbConfi
 
 
 @contextmanager
-def opened(config: AbConfig, sides: Sequence[Composed], tell: Tell) -> Iterator[Opened]:
+def opened(config: AbConfig, sides: Sequence[Composed], on_progress: OnProgress) -> Iterator[Opened]:
     """Load every side; give back what they hold afterwards. Raises ModelError, PluginError, ValueError, SideError."""
     with ExitStack() as stack:
         first = next(side.config for side in sides if side.config is not None)
         loader: ModelLoader = first.loader
-        text = Text.load(loader.find(first.model, plugins.load().formats(), lambda stage: tell(stage, 0.0)))
+        text = Text.load(loader.find(first.model, plugins.load().formats(), lambda stage: on_progress(stage, 0.0)))
         longest = _longest(sides)
         config.workload = workload.chosen(config.workload, _attention_differs(sides), "mixed")
         items = workload.load(config.workload, text, config.num_prompts, longest, config.max_tokens, config.seed)
         made: list[Side] = []
         for number, side in enumerate(sides):
             share = number / len(sides)
-            tell(f"{'B' if number else 'A'}, {side.asked.name}: starting", share)
-            made.append(_open(side, config, text, items, lambda stage, _: tell(stage, share), stack))  # noqa: B023
+            on_progress(f"{'B' if number else 'A'}, {side.asked.name}: starting", share)
+            made.append(_open(side, config, text, items, lambda stage, _: on_progress(stage, share), stack))  # noqa: B023
         yield Opened(made[0], made[1:], items, text)
 
 
-def _open(side: Composed, config: AbConfig, text: Text, items: Sequence[Item], tell: Tell, stack: ExitStack) -> Side:
+def _open(
+    side: Composed, config: AbConfig, text: Text, items: Sequence[Item], on_progress: OnProgress, stack: ExitStack
+) -> Side:
     match side.asked:
         case ServerAsked(name, url, model, dtype):
             server = ServerSide(name, url, text, model=model, api_key=config.api_key, dtype=dtype)
@@ -104,7 +106,7 @@ def _open(side: Composed, config: AbConfig, text: Text, items: Sequence[Item], t
         case EngineAsked(name):
             assert side.config is not None
             fit(side.config, items, config.max_tokens)
-            return EngineSide(name, build_engine(side.config, tell))
+            return EngineSide(name, build_engine(side.config, on_progress))
 
 
 def _attention_differs(sides: Sequence[Composed]) -> bool:

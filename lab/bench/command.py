@@ -21,7 +21,7 @@ from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
     from turnout.lab.bench.equality import Judge
-    from turnout.lab.bench.measure import Calibration, Tell
+    from turnout.lab.bench.measure import Calibration, OnProgress
 
 Values = dict[str, Any]
 ENGINE = (*SLOTS, "model", "dtype", "device", "limits", "experiment")  # keys that compose an engine
@@ -90,19 +90,19 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     return code or int(failed)
 
 
-def _measured(one: Planned, judge: Judge | None, calibration: Calibration, tell: Tell) -> Values:
+def _measured(one: Planned, judge: Judge | None, calibration: Calibration, on_progress: OnProgress) -> Values:
     """One point: an engine here, our server, or another's."""
     config = one.make()
     if config.over_http:
-        return _over_http(one, config, calibration, tell)
+        return _over_http(one, config, calibration, on_progress)
     from turnout.compose.build import build_engine
     from turnout.lab.bench.measure import EngineSubject, measured
 
-    engine = build_engine(config, lambda stage, share: tell(stage, 0))
+    engine = build_engine(config, lambda stage, share: on_progress(stage, 0))
     with _little_garbage():
-        result = measured(EngineSubject(engine, config.temperature), config, tell)
+        result = measured(EngineSubject(engine, config.temperature), config, on_progress)
     if judge is not None and not result["interrupted"]:
-        tell("comparing answers", 0)
+        on_progress("comparing answers", 0)
         try:
             result["equality"] = judge.of(engine, one.point.name or "the composition")
         except KeyboardInterrupt:
@@ -110,7 +110,7 @@ def _measured(one: Planned, judge: Judge | None, calibration: Calibration, tell:
     return result
 
 
-def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, tell: Tell) -> Values:
+def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, on_progress: OnProgress) -> Values:
     from contextlib import ExitStack
 
     from turnout.lab.bench.generator import Generator
@@ -120,14 +120,14 @@ def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, tell
     with ExitStack() as stack:
         url = config.url
         if url is None:
-            tell("starting the server", 0)
+            on_progress("starting the server", 0)
             engine = [override for override in one.point.overrides if _key(override) in ENGINE]
             flags = [word for folder in one.folders for word in ("--config-dir", folder)]
             url = stack.enter_context(serving([*engine, *flags], config.threads))
         served = look(url, config.remote)
         generator = stack.enter_context(Generator())
-        known = calibration.of(generator, config, tell)
-        return measured(ServerSubject(served, config, generator, known), config, tell)
+        known = calibration.of(generator, config, on_progress)
+        return measured(ServerSubject(served, config, generator, known), config, on_progress)
 
 
 def _judge(config: BenchConfig) -> Judge | None:

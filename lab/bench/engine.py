@@ -43,11 +43,11 @@ class EngineLoad:
         salt: str = "",
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
-        tell: Callable[[int], None] = lambda finished: None,
+        on_progress: Callable[[int], None] = lambda finished: None,
     ) -> None:
         """`salt`: keeps recorded prompts from being found in a cache that an earlier run filled."""
         self._engine, self._load, self._prompts, self._salt = engine, load, prompts, salt
-        self._temperature, self._clock, self._sleep, self._tell = temperature, clock, sleep, tell
+        self._temperature, self._clock, self._sleep, self._on_progress = temperature, clock, sleep, on_progress
         self._samples: dict[str, Sample] = {}
         self._said: dict[str, list[int]] = {}  # of requests that something may go on from
         self._num_ended = 0
@@ -124,7 +124,7 @@ class EngineLoad:
         if not self._load.answered(sample.id, now):
             self._prompts.forget(sample.id)
             self._said.pop(sample.id, None)
-        self._tell(self._num_ended)
+        self._on_progress(self._num_ended)
 
 
 def warm(engine: Engine, prompts: Sequence[list[int]], num_tokens: int) -> None:

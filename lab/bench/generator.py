@@ -67,7 +67,7 @@ class Generator:
     def __exit__(self, *error: object) -> None:
         self._held.close()
 
-    def run(self, job: Job, tell: Callable[[int], None] = lambda finished: None) -> Ran:
+    def run(self, job: Job, on_progress: Callable[[int], None] = lambda finished: None) -> Ran:
         """Make the load and wait for its end, or for Ctrl-C: no other can follow then. Raises ValueError for recorded prompts
         that are not this model's, RuntimeError when the generator died."""
         samples: list[Sample] = []
@@ -79,7 +79,7 @@ class Generator:
                 message = pickle.load(self._from)
                 if isinstance(message, Sample):
                     samples.append(message)
-                    tell(len(samples))
+                    on_progress(len(samples))
                 else:
                     end = message
         except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from turnout.lab.simulate.config import WORKLOADS
 from turnout.lab.workload.arrivals import Workload
 
 Values = dict[str, Any]
-Tell = Callable[[str, int], None]  # (what is being done, requests answered)
+OnProgress = Callable[[str, int], None]  # (what is being done, requests answered)
 CLIENTS = 16  # that the generator is measured with, where no number of them is asked for
 COUNTED = ("num_steps", "preemptions_recompute", "preemptions_swap", "recomputed_tokens", "cached_tokens")
 
@@ -45,7 +45,9 @@ class Subject(Protocol):
     seats: int  # requests it runs at once; 0: unknown
     origin: Values  # what it is made of
 
-    def run(self, workload: Workload | First, number: int, clients: int | None, limit: float, tell: Tell) -> Run:
+    def run(
+        self, workload: Workload | First, number: int, clients: int | None, limit: float, on_progress: OnProgress
+    ) -> Run:
         """Put a load on it. Each `number` has prompts of its own."""
         ...
 
@@ -75,7 +77,9 @@ class EngineSubject:
         self.origin: Values = {name: getattr(info, name) for name in ORIGIN}
         self._share: list[float] = []
 
-    def run(self, workload: Workload | First, number: int, clients: int | None, limit: float, tell: Tell) -> Run:
+    def run(
+        self, workload: Workload | First, number: int, clients: int | None, limit: float, on_progress: OnProgress
+    ) -> Run:
         load, prompts = Load(workload.arrivals(1.0, self.seats), clients, limit), Prompts(self._model, number)
         ran = EngineLoad(
             self._engine,
@@ -85,7 +89,7 @@ class EngineSubject:
             salt=f"run {number}",
             clock=self._clock,
             sleep=self._sleep,
-            tell=lambda finished: tell("", finished),
+            on_progress=lambda finished: on_progress("", finished),
         ).run()
         if ran.seconds and number:
             self._share.append(ran.generating / ran.seconds)
@@ -106,7 +110,9 @@ class ServerSubject:
         self._served, self._config, self._generator, self._known = served, config, generator, known
         self.seats, self.origin = served.seats, served.origin
 
-    def run(self, workload: Workload | First, number: int, clients: int | None, limit: float, tell: Tell) -> Run:
+    def run(
+        self, workload: Workload | First, number: int, clients: int | None, limit: float, on_progress: OnProgress
+    ) -> Run:
         served, options = self._served, self._config.remote
         job = Job(
             served.url,
@@ -123,7 +129,7 @@ class ServerSubject:
             served.ours,
             options.ignore_eos,
         )
-        ran = self._generator.run(job, lambda finished: tell("", finished))
+        ran = self._generator.run(job, lambda finished: on_progress("", finished))
         self.origin.setdefault("fingerprint", ran.fingerprint)
         return Run(ran.samples, ran.seconds, ran.last_planned, ran.cut, ran.num_cut, ran.whole)
 
@@ -140,18 +146,18 @@ class Calibration:
     def __init__(self) -> None:
         self._known: dict[int, dict[str, float]] = {}
 
-    def of(self, generator: Generator, config: BenchConfig, tell: Tell) -> Values:
+    def of(self, generator: Generator, config: BenchConfig, on_progress: OnProgress) -> Values:
         """Empty where they are not asked for."""
         clients = config.concurrency or CLIENTS
         if not config.remote.calibrate:
             return {}
         if clients not in self._known:
-            tell("measuring the generator itself", 0)
+            on_progress("measuring the generator itself", 0)
             self._known[clients] = limits(generator, clients)
         return {"limits": self._known[clients]}
 
 
-def measured(subject: Subject, config: BenchConfig, tell: Tell) -> Values:
+def measured(subject: Subject, config: BenchConfig, on_progress: OnProgress) -> Values:
     """Everything of one point. `interrupted` is true where Ctrl-C ended it; then it is what was measured so far.
 
     Raises ValueError for a load that nobody can make.
@@ -169,14 +175,14 @@ def measured(subject: Subject, config: BenchConfig, tell: Tell) -> Values:
     runs: list[Values] = []
     interrupted = False
     if config.warmup:
-        tell("warming up", 0)
-        interrupted = not subject.run(First(workload, config.warmup), 0, config.warmup, math.inf, tell).whole
+        on_progress("warming up", 0)
+        interrupted = not subject.run(First(workload, config.warmup), 0, config.warmup, math.inf, on_progress).whole
     for number in range(1, config.repetitions + 1):
         if interrupted:
             break
-        tell(f"repetition {number} of {config.repetitions}", 0)
+        on_progress(f"repetition {number} of {config.repetitions}", 0)
         before = subject.counters()
-        run = subject.run(workload, number, clients, limit, tell)
+        run = subject.run(workload, number, clients, limit, on_progress)
         after, interrupted = subject.counters(), not run.whole
         if run.samples:
             counted = {name: after[name] - before[name] for name in COUNTED if name in after}

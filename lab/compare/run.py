@@ -34,7 +34,7 @@ EFFECTS: Mapping[str, Mapping[str, float]] = {  # dtype of the coarser side -> w
     "bfloat16": {"kl": 2e-3, "flips": 1e-2, "greedy": 0.2, "sampled": 0.2, "surprise": 0.3},
 }
 Decode = Callable[[Sequence[int]], str]
-Tell = Callable[[str, float], None]  # (what is being done, share done)
+OnProgress = Callable[[str, float], None]  # (what is being done, share done)
 NEAR_TIES = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats, likewise
 
 
@@ -107,7 +107,7 @@ def compare(
     items: Sequence[Item],
     settings: Settings,
     decode: Decode | None = None,
-    tell: Tell = lambda stage, share: None,
+    on_progress: OnProgress = lambda stage, share: None,
 ) -> list[Comparison]:
     """Judge each of `others` against `a`. `decode` turns tokens to text, to check answers; None: they are not checked.
 
@@ -116,15 +116,15 @@ def compare(
     if not items:
         raise ValueError("there is nothing to compare on: the workload has no prompts")
     work = 3 + len(others)
-    tell(f"{a.name} writes what all are made to say", 0.0)
+    on_progress(f"{a.name} writes what all are made to say", 0.0)
     items = prepare(a, items, settings)
-    tell(f"{a.name} answers", 1 / work)
+    on_progress(f"{a.name} answers", 1 / work)
     first = observe(a, items, settings, a.draws)
-    tell(f"{a.name} answers again, for its own noise", 2 / work)
+    on_progress(f"{a.name} answers again, for its own noise", 2 / work)
     again = observe(a, items, settings, a.draws, repeat=1)
     found = []
     for number, b in enumerate(others):
-        tell(f"{b.name} answers", (3 + number) / work)
+        on_progress(f"{b.name} answers", (3 + number) / work)
         other = observe(b, items, settings, a.draws, repeat=2)
         answers = (
             {i.id: (_right(i, first, decode), _right(i, other, decode)) for i in items if i.answer} if decode else {}

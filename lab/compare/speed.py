@@ -78,7 +78,7 @@ def race(
     items: Sequence[Item],
     max_tokens: int,
     rounds: int,
-    tell: Callable[[str, float], None] = lambda stage, share: None,
+    on_progress: Callable[[str, float], None] = lambda stage, share: None,
 ) -> list[Race]:
     """Time A and each of `others` in turns, after one round to warm up. `rounds` 0: nothing is timed.
 
@@ -87,7 +87,7 @@ def race(
     items = _some(items)
     races = [Race(a.name, b.name) for b in others]
     for number in range(rounds + 1 if rounds else 0):
-        tell(f"race, round {number} of {rounds}" if number else "race, warming up", number / (rounds + 1))
+        on_progress(f"race, round {number} of {rounds}" if number else "race, warming up", number / (rounds + 1))
         for b, found in zip(others, races, strict=True):
             first, second = (a, b) if number % 2 else (b, a)
             one, two = first.race(items, max_tokens), second.race(items, max_tokens)

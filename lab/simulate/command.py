@@ -15,7 +15,7 @@ from turnout.compose.plugins import PluginError, Plugins, options_of
 from turnout.core.types import ContractError
 from turnout.lab.simulate import capacity
 from turnout.lab.simulate.config import LATENCIES, SLOTS, WORKLOADS, SimulateConfig
-from turnout.lab.simulate.loop import Simulation, Tell
+from turnout.lab.simulate.loop import OnProgress, Simulation
 from turnout.lab.simulate.points import Point, expand
 from turnout.lab.simulate.record import Record
 from turnout.server.cli.arguments import ordered
@@ -50,7 +50,7 @@ def run(args: list[str]) -> int:
         results = []
         with _little_garbage():
             for number, (make, point) in enumerate(zip(makes, points, strict=True), 1):
-                results.append({"point": point.varied} | _simulated(make, found, _teller(number, points)))
+                results.append({"point": point.varied} | _simulated(make, found, _reporter(number, points)))
     except (ValueError, PluginError) as error:
         raise Usage(str(error)) from error
     except ContractError as error:
@@ -78,7 +78,7 @@ def _maker(point: Point, places: list[str], found: Plugins) -> Make:
     return make
 
 
-def _simulated(make: Make, found: Plugins, tell: Tell) -> Values:
+def _simulated(make: Make, found: Plugins, on_progress: OnProgress) -> Values:
     """One composition, at its rate or at the highest that keeps the bounds."""
 
     def simulate(factor: float = 1.0, allowed: Mapping[str, int] | None = None) -> tuple[Simulation, Record]:
@@ -86,7 +86,7 @@ def _simulated(make: Make, found: Plugins, tell: Tell) -> Values:
         if rate is not None:
             config.workload.rate = rate
         simulation = Simulation(config, found.manager, factor, allowed)
-        return simulation, simulation.run(tell)
+        return simulation, simulation.run(on_progress)
 
     rate: float | None = None
     simulation, record = simulate()
@@ -138,16 +138,16 @@ def _little_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _teller(number: int, points: list[Point]) -> Tell:
+def _reporter(number: int, points: list[Point]) -> OnProgress:
     """Shows how far it is, on a terminal."""
 
-    def tell(finished: int, seconds: float) -> None:
+    def on_progress(finished: int, seconds: float) -> None:
         if sys.stderr.isatty():
             name = points[number - 1].name
             line = f"[{number}/{len(points)}] {name}: {finished:,} requests, {seconds:,.0f} s simulated"
             print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
 
-    return tell
+    return on_progress
 
 
 def _check_outputs(config: SimulateConfig) -> None:

@@ -27,7 +27,7 @@ from turnout.lab.workload.arrivals import VOCAB_SIZE, Arrival, Workload
 
 TELL = 0.5  # seconds of wall time between two signs of life
 
-Tell = Callable[[int, float], None]  # (requests finished, seconds simulated)
+OnProgress = Callable[[int, float], None]  # (requests finished, seconds simulated)
 
 
 class Simulation:
@@ -55,7 +55,7 @@ class Simulation:
         self._open: dict[str, Arrival] = {}
         self._number, self._began = 0, -1.0
 
-    def run(self, tell: Tell = lambda finished, seconds: None) -> Record:
+    def run(self, on_progress: OnProgress = lambda finished, seconds: None) -> Record:
         """To the end, or until it is hopeless. Raises ValueError for a faulty trace, ContractError for a policy."""
         engine, clock, record, runner = self.engine, self.clock, self.record, self.runner
         began = spoke = time.perf_counter()
@@ -78,7 +78,7 @@ class Simulation:
             record.gauges(clock.now, engine)
             if after - spoke > TELL:
                 spoke = after
-                tell(record.num_finished, clock.now)
+                on_progress(record.num_finished, clock.now)
         if record.num_refused and not record.num_finished and not record.hopeless:
             raise ValueError(f"every request is refused: {record.first_refusal}")
         record.offered = self.config.workload.asked(self._factor, record.num_added, record.last_arrival)

@@ -29,7 +29,7 @@ WARMUP = 4  # requests
 RECORD_LIMIT = 2**30  # bytes
 
 Make = Callable[[], TuneConfig]  # components have state: each trial gets new ones
-Tell = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
 Values = dict[str, Any]
 
 
@@ -57,13 +57,13 @@ class Trials:
     def __init__(
         self,
         hooks: Hooks,
-        tell: Tell,
+        on_progress: OnProgress,
         build: Callable[[TuneConfig], Engine] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._hooks, self._tell, self._clock, self._sleep = hooks, tell, clock, sleep
-        self._build = build or (lambda config: build_engine(config, lambda stage, share: tell(stage, 0)))
+        self._hooks, self._on_progress, self._clock, self._sleep = hooks, on_progress, clock, sleep
+        self._build = build or (lambda config: build_engine(config, lambda stage, share: on_progress(stage, 0)))
 
     @contextmanager
     def engine(self, make: Make) -> Iterator[Engine]:
@@ -135,7 +135,7 @@ class Trials:
         return Outcome(record.stats.generated_tokens / seconds, p99, record.num_refused == 0)
 
     def _run(self, subject: EngineSubject, workload: Workload | First, number: int, clients: int | None = None) -> Run:
-        ran = subject.run(workload, number, clients, math.inf, self._tell)
+        ran = subject.run(workload, number, clients, math.inf, self._on_progress)
         if not ran.whole:
             raise KeyboardInterrupt
         return ran

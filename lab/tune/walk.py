@@ -22,7 +22,7 @@ from turnout.core.types import ContractError, ModelError
 from turnout.lab.bench.equality import Judge
 from turnout.lab.tune.goal import Goal, Outcome, better, worst
 from turnout.lab.tune.load import Same
-from turnout.lab.tune.trials import Law, Make, Measured, Tell, Trials
+from turnout.lab.tune.trials import Law, Make, Measured, OnProgress, Trials
 from turnout.lab.tune.variables import UNSEEN, Change, changes, check, merged
 from turnout.lab.workload.synthetic import Bursts, Interference, Synthetic
 from turnout.server.cli.overrides import Usage
@@ -80,9 +80,15 @@ class Tuner:
     """One walk from the composition that `overrides` make."""
 
     def __init__(
-        self, overrides: Mapping[str, str], compose: Compose, found: Plugins, trials: Trials, judge: Judge, tell: Tell
+        self,
+        overrides: Mapping[str, str],
+        compose: Compose,
+        found: Plugins,
+        trials: Trials,
+        judge: Judge,
+        on_progress: OnProgress,
     ) -> None:
-        self._start, self._compose, self._found, self._tell = dict(overrides), compose, found, tell
+        self._start, self._compose, self._found, self._on_progress = dict(overrides), compose, found, on_progress
         self._trials, self._judge = trials, judge
         self._make = compose(overrides)
         config = self._make()
@@ -94,28 +100,28 @@ class Tuner:
         """Raises ValueError when the baseline cannot be measured, RuntimeError when an engine fails."""
         walk = self._baseline()
         for number, name in enumerate(self._names, 1):
-            self._tell(f"{number}/{len(self._names)} {name}", 0)
+            self._on_progress(f"{number}/{len(self._names)} {name}", 0)
             self._variable(name, walk)
         if walk.overrides != self._start:
             make = self._compose(walk.overrides)
-            self._tell("measuring the result beside the baseline", 0)
+            self._on_progress("measuring the result beside the baseline", 0)
             walk.final = self._beside(self._make, make)
             walk.held = walk.final.holds(self._goal, self._gain)
             if not walk.held:
                 walk.overrides = dict(self._start)
                 return walk
             with self._trials.engine(make) as engine:
-                self._tell("comparing answers", 0)
+                self._on_progress("comparing answers", 0)
                 walk.equality = self._judge.of(engine, "the result")
             self._specials(walk, make)
         return walk
 
     def _baseline(self) -> Walk:
-        self._tell("learning step times from the baseline", 0)
+        self._on_progress("learning step times from the baseline", 0)
         with tempfile.TemporaryDirectory(prefix="turnout-tune-") as folder:
             law = self._trials.learn(self._make, Path(folder))
         with self._trials.engine(self._make) as engine:
-            self._tell("measuring the baseline", 0)
+            self._on_progress("measuring the baseline", 0)
             baseline = self._trials.on(engine, self._make)
             self._judge.of(engine, "the baseline")
         promised = self._trials.simulate(self._make, law)
@@ -141,7 +147,7 @@ class Tuner:
                 best, now = tried, outcome
         if best is None:
             return
-        self._tell(f"measuring {best.change} between two runs without it", 0)
+        self._on_progress(f"measuring {best.change} between two runs without it", 0)
         changed = merged(walk.overrides, best.change)
         try:
             best.confirmed = self._beside(make, self._compose(changed))
@@ -160,7 +166,7 @@ class Tuner:
             if simulating:
                 tried.simulated = self._trials.simulate(make, walk.law)
                 return tried.simulated
-            self._tell(f"measuring {tried.change}", 0)
+            self._on_progress(f"measuring {tried.change}", 0)
             tried.measured = self._trials.measure(make)
             return tried.measured.outcome
         except (ValueError, Usage, PluginError, ModelError, ContractError) as error:
@@ -170,7 +176,7 @@ class Tuner:
     def _specials(self, walk: Walk, make: Make) -> None:
         """Loads that the workload may not have shown: simulated, before and after."""
         for name, load in special_loads(walk).items():
-            self._tell(f"simulating {name}", 0)
+            self._on_progress(f"simulating {name}", 0)
             outcomes = [
                 self._trials.simulate(m, walk.law, Same(load, 4, SPECIAL_REQUESTS, self._room(walk, m)))
                 for m in (self._make, make)

@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_in_the_engine() -> No
             raise KeyboardInterrupt
 
     load = Load(Times(*range(8)).arrivals(1.0, 1))
-    ran = EngineLoad(engine, load, Prompts(MODEL, 1), clock=clock, sleep=lambda s: None, tell=interrupt).run()
+    ran = EngineLoad(engine, load, Prompts(MODEL, 1), clock=clock, sleep=lambda s: None, on_progress=interrupt).run()
     assert not ran.whole
     assert len(ran.samples) == 2
     assert not engine.busy
