@@ -7,6 +7,9 @@ longer than it must be:
     a run of <0xNN> tokens, where a tokenizer has those     <0xE4> <0xB8> ..  until another token ends it: one invalid
                                                                               byte makes the whole run invalid
     the beginning of a stop string                          "stop" "ST"       until it is one, or can't become one
+
+`tokenizers.decoders.DecodeStream` would do it but for the end: it has none, so what a cut text owes is lost, and it holds no
+stop strings back.
 """
 
 from __future__ import annotations
