@@ -139,17 +139,10 @@ class Notifier:
     def __init__(self, hooks: Hooks, stats: Stats) -> None:
         self._hooks, self._stats = hooks, stats
         self._failed: set[tuple[str, str]] = set()
-        for caller in (
-            hooks.hook.request_added,
-            hooks.hook.request_finished,
-            hooks.hook.request_dropped,
-            hooks.hook.step_finished,
-        ):
-            for plugin in caller.get_hookimpls():
+        for name in ("request_added", "request_finished", "request_dropped", "step_finished"):
+            for plugin in getattr(hooks.hook, name).get_hookimpls():
                 if plugin.hookwrapper or plugin.wrapper:
-                    raise ContractError(
-                        f"the plugin {plugin.plugin_name} wraps the hook {caller.name}, which only tells"
-                    )
+                    raise ContractError(f"the plugin {plugin.plugin_name} wraps the hook {name}, which only tells")
         self.of_steps = bool(hooks.hook.step_finished.get_hookimpls())  # whether a report must be made of each step
         self._of_added = bool(hooks.hook.request_added.get_hookimpls())
         self._of_finished = bool(hooks.hook.request_finished.get_hookimpls())
@@ -177,8 +170,5 @@ class Notifier:
                 self._stats.observer_failures += 1
                 if (plugin.plugin_name, caller.name) not in self._failed:
                     self._failed.add((plugin.plugin_name, caller.name))
-                    log.exception(
-                        "the plugin %s failed in its hook %s; further failures are only counted",
-                        plugin.plugin_name,
-                        caller.name,
-                    )
+                    what = "the plugin %s failed in its hook %s; further failures are only counted"
+                    log.exception(what, plugin.plugin_name, caller.name)

@@ -238,10 +238,6 @@ class RequestView:
         return len(self._request.blocks)
 
     @property
-    def num_preemptions(self) -> int:
-        return self._request.num_preemptions
-
-    @property
     def scheduled_at(self) -> float | None:
         """When it first was in a step, seconds on the engine's clock."""
         return self._request.scheduled_at

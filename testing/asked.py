@@ -52,7 +52,7 @@ class Asked:
                 assert len(self.scored) == len(prompt) - 1, f"{rid} has {len(self.scored)} scores of {len(prompt) - 1}"
 
 
-class Told:
+class Listener:
     """What a plugin hears."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from turnout.core.hooks import new_hooks
 from turnout.core.interfaces import BlockManager, Preemption, Scheduler
 from turnout.core.types import ContractError, Finish, Request, Sampling
-from turnout.testing.asked import Asked, Told, said_after
+from turnout.testing.asked import Asked, Listener, said_after
 from turnout.testing.audit import audit, audit_stats, full_house, reachable
 from turnout.testing.fake import make_engine
 from turnout.testing.witness import Witness
@@ -51,8 +51,8 @@ class Watched:
         max_num_seqs: int = 8,
         tick: float = 0.001,
     ) -> None:
-        self.clock, self._told, hooks = Clock(tick), Told(), new_hooks()
-        hooks.register(self._told)
+        self.clock, self._listener, hooks = Clock(tick), Listener(), new_hooks()
+        hooks.register(self._listener)
         self.engine = make_engine(
             scheduler,
             blocks=blocks,
@@ -67,7 +67,7 @@ class Watched:
         self.witness = Witness(self.engine)
         self._open: dict[str, Asked] = {}
         self._all: list[Asked] = []
-        self._vain = 0  # steps since somebody came further than ever
+        self._fruitless = 0  # steps since somebody came further than ever
         self.met: Counter[str] = Counter()  # situations, for those who want to know whether they occur
 
     def add(
@@ -123,7 +123,7 @@ class Watched:
         self.engine.drop(rid)
         assert rid not in self.engine._kept, f"{rid} was dropped and is still kept"
         if kept:
-            assert self._told.dropped[-1] is kept, f"no plugin was told that {rid} was dropped"
+            assert self._listener.dropped[-1] is kept, f"no plugin was told that {rid} was dropped"
             audit_stats(self.engine, self.witness)
         self._check()
 
@@ -178,7 +178,7 @@ class Watched:
             outputs = []
             self.met["step undone"] += 1
         else:
-            self._told.check_step(self.engine, witness.failed in ("before", "after"))
+            self._listener.check_step(self.engine, witness.failed in ("before", "after"))
         assert not witness.faults, "; ".join(witness.faults)
         for output in outputs:
             asked = self._open.get(output.request_id)
@@ -194,9 +194,11 @@ class Watched:
             self.met[f"failed: {witness.failed}"] += 1
         spared = [rid for rid in witness.doomed if rid in self._open]
         assert not spared, f"{', '.join(spared)} should have ended with an error"
-        self._vain = 0 if witness.progress or not self.engine.busy else self._vain + 1
+        self._fruitless = 0 if witness.progress or not self.engine.busy else self._fruitless + 1
         work = sum(len(a.request.tokens) + a.request.sampling.max_tokens for a in self._open.values())
-        assert self._vain <= 60 + 2 * work, f"for {self._vain} steps nobody came further; open: {', '.join(self._open)}"
+        assert self._fruitless <= 60 + 2 * work, (
+            f"for {self._fruitless} steps nobody came further; open: {', '.join(self._open)}"
+        )
         self._check()
         audit_stats(self.engine, self.witness)
 
@@ -225,9 +227,9 @@ class Watched:
         stats = self.engine.stats
         ended = [asked for asked in self._all if asked.finish]
         assert all(asked.request.finish is asked.finish for asked in ended), "a request's end was marked wrong"
-        told = self._told
-        assert told.added == [asked.request for asked in self._all], "plugins were not told once of each request"
-        assert sorted(map(id, told.finished)) == sorted(id(a.request) for a in ended), "nor once of the end of each"
+        listener = self._listener
+        assert listener.added == [asked.request for asked in self._all], "plugins were not told once of each request"
+        assert sorted(map(id, listener.finished)) == sorted(id(a.request) for a in ended), "nor once of the end of each"
         counted = Counter(asked.finish.value for asked in ended if asked.finish)
         assert stats.finished == counted, f"finished are {dict(counted)}, counted {stats.finished}"
         admitted = [asked.request for asked in self._all if asked.request.scheduled_at is not None]

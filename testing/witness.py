@@ -50,7 +50,7 @@ class Witness:
         self.fail: str | None = None  # how the next step is to fail
         self.computed: set[tuple[str | None, bytes]] = set()  # (salt, prefix) of all that was computed
         self.counted: Counter[str] = Counter()  # what happened, by the counter that should say so
-        self._furthest: dict[Request, int] = {}
+        self._peak: dict[Request, int] = {}
         self.counters: dict[str, float] = {}  # as they were last
         self._failed_in_a_row = 0
         engine._runner = self
@@ -100,9 +100,9 @@ class Witness:
         self.counted["blocks.tier_out"] += sum(move.target >= first for move in step.swap_out)
         self.counted["blocks.copied"] += len(step.copies)
         for request, start, count, _ in step.chunks:
-            again = min(self._furthest.get(request, 0), start + count) - start
+            again = min(self._peak.get(request, 0), start + count) - start
             self.counted["recomputed_tokens"] += max(again, 0)
-            self._furthest[request] = max(self._furthest.get(request, 0), start + count)
+            self._peak[request] = max(self._peak.get(request, 0), start + count)
             tokens = _bytes(request, start + count)
             self.computed.update((request.salt, tokens[: 4 * end]) for end in range(start + 1, start + count + 1))
 
