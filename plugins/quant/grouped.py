@@ -42,6 +42,14 @@ class Kernel(Protocol):
         ...
 
 
+class NativeKernel(Kernel, Protocol):
+    """What "native" has besides."""
+
+    def native_product(self, layer: Grouped) -> tuple[int, int]:
+        """(run, data): the layer, bias and order included, as other kernels call it."""
+        ...
+
+
 def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 [..., n], each below 2**bits, as uint8 [..., n * STORED[bits] / 8]: the first code in the lowest bits.
 
@@ -130,9 +138,7 @@ class Grouped(nn.Module):
         """The layer as kernels of a whole decoder layer call it (`struct Linear` of linear.h), where its kernel is native."""
         if self.kernel != "native":
             return None
-        from turnout.plugins.quant import grouped_native
-
-        return grouped_native.native_product(self)
+        return cast(NativeKernel, kernel(self.kernel)).native_product(self)
 
     def select(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights of some outputs, int64 [N] -> [N, in], as `rows` has them: an embedding's lookup."""

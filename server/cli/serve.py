@@ -25,8 +25,8 @@ from turnout.compose.plugins import PluginError
 from turnout.server.api.connection import protocol
 from turnout.server.cli.console import welcome
 from turnout.server.cli.progress import Progress, complain
-from turnout.server.cli.start import Unfailing
 from turnout.server.cli.stopping import Stopping
+from turnout.server.cli.unfailing import Unfailing
 from turnout.server.config import ServeConfig, ServerConfig
 from turnout.server.engine.bridge import EngineError, EngineProcess
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import ours
+from engines import makers
 from fickle import Fickle, alone, requests
+from grids import in_turn
 from virtual import Clock
 
 from turnout.core import PENDING, ContractError, Draft, Finish, Request, RequestView, Sampling, Step
@@ -105,11 +106,12 @@ def test_a_fickle_scheduler_still_gives_every_request_its_own_tokens(seed: int, 
     assert engine.stats.num_blocks_free == 20 and runner.num_submitted > 5
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "block_size", "manager"),
-    [(14, 8, PagedBlocks), (14, 1, RadixBlocks), (20, 4, PagedBlocks), (200, 4, RadixBlocks)],
+@in_turn(
+    scheduler=makers("scheduler"),
+    num_blocks=[14, 14, 20, 200],
+    block_size=[8, 1, 4, 4],
+    manager=[PagedBlocks, RadixBlocks, RadixBlocks, PagedBlocks],
 )
-@ours("scheduler")
 def test_every_composition_gives_the_same_tokens(
     num_blocks: int, block_size: int, manager: Any, scheduler: Any
 ) -> None:

@@ -29,6 +29,8 @@ class Served:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in `close`
         args = [str(command), "serve", f"server.port={self.port}", *overrides]
         env = os.environ | {"HF_HUB_OFFLINE": "1"}
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            env["OMP_NUM_THREADS"] = "1"  # a second one would wait for another test's core
         self.process = subprocess.Popen(
             args, stdout=self.log, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from callers import BOTH, Api
 from engines import LocalEngine, engine_on
+from grids import every
 
 from turnout.core import ModelError
 from turnout.core.engine import Engine
@@ -56,7 +57,7 @@ def test_messages_that_make_an_empty_prompt_are_a_400_and_the_next_is_served(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["a", ""], [[1], []]], ids=repr)
+@every("prompt", ["", [""], [], [[]], ["a", ""], [[1], []]])
 def test_an_empty_prompt_reaches_no_engine(api: Api, engine: Engine, prompt: Any, stream: bool) -> None:
     assert api.complete(prompt, stream=stream).status == 400
     assert api.complete(max_tokens=1).status == 200 and idle(engine)

@@ -25,7 +25,7 @@ from turnout.kernels import cpu as native
 from turnout.plugins.attention.cpu import CpuAttention
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.quant.none import Unquantized
-from turnout.plugins.runner.layout import lay
+from turnout.plugins.runner.layout import flatten
 from turnout.plugins.scheduler import FCFS, ChunkedPrefill
 from turnout.server.cli.overrides import Usage, try_composing
 from turnout.testing import AttentionCase, attention_oracle, check_attention
@@ -188,7 +188,7 @@ class TestShapes:
     def test_slots_beyond_2_to_the_31_are_counted_in_64_bits(self) -> None:
         request = Request("a", [7] * 21)
         request.blocks = array("i", [0, block := 2**31 // 16 + 3])
-        slots = lay([Chunk(request, 20, 1, True)], 16).batch(torch.device("cpu")).slots
+        slots = flatten([Chunk(request, 20, 1, True)], 16).batch(torch.device("cpu")).slots
         assert slots.dtype == torch.int64 and slots.tolist() == [block * 16 + 4]
 
 
@@ -219,7 +219,8 @@ class TestFeatures:
     ) -> None:
         plugins.load()
         monkeypatch.setattr(native, "obstacle", lambda: None)
-        monkeypatch.setattr(CpuAttention, "capabilities", Capabilities(devices=frozenset({"cpu"})))
+        rank = CpuAttention.capabilities.auto_rank
+        monkeypatch.setattr(CpuAttention, "capabilities", Capabilities(devices=frozenset({"cpu"}), auto_rank=rank))
         path = tiny(architecture).info.path
 
         def build(*overrides: str) -> Any:

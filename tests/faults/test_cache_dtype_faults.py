@@ -38,9 +38,9 @@ kept = pytest.mark.parametrize(
         pytest.param(
             name, form, marks=[pytest.mark.skipif(name == "cpu" and NO_NATIVE is not None, reason="no kernels")]
         )
-        for name, backend in BACKENDS.items()
+        for name in ("torch", "cpu")
         for form in FORMS
-        if form in backend().capabilities.cache_dtypes
+        if form in BACKENDS[name]().capabilities.cache_dtypes
     ],
 )
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 from callers import Api
-from engines import backends, engine_on, ours, outputs_of, words
+from engines import backends, engine_on, makers, outputs_of, words
+from grids import in_turn
 
 from turnout.core import BlockManager, Preemption, Request, Sampling, Scheduler
 from turnout.core.engine import Engine
@@ -22,8 +23,9 @@ Make = Callable[[], T]
 Tiny = Callable[..., Model]
 Http = Callable[[Engine], Api]
 
-schedulers = ours("scheduler", chunk=5)
-managers = ours("blocks", block_size=4)
+SCHEDULERS = makers("scheduler", chunk=5)
+MANAGERS = makers("blocks", block_size=4)
+managers = pytest.mark.parametrize("blocks", MANAGERS.values(), ids=MANAGERS)
 
 
 def answer(engine: Engine, prompt: Sequence[int], **options: Any) -> tuple[list[int], Request]:
@@ -148,8 +150,7 @@ class TestPrefixCache:
             asked = [*(request(seed) for seed in range(4)), request(4, [4]), request(5, [5])]
             assert serve_all(engine, asked) == wanted
 
-    @schedulers
-    @pytest.mark.parametrize("case", ["own salt", "no cache", "scored"])
+    @in_turn(scheduler=SCHEDULERS, case=["own salt", "no cache", "scored"])
     def test_a_request_that_shares_nothing_gets_through_in_chunks_all_the_same(
         self, scheduler: Make[Scheduler], case: str
     ) -> None:
@@ -166,10 +167,11 @@ class TestPrefixCache:
 class TestLimits:
     """What can never fit is refused at once; whatever fits alone is served, in whatever company."""
 
-    @schedulers
-    @managers
-    @pytest.mark.parametrize(
-        ("preemption", "num_blocks"), [(Recompute(), 1), (Recompute(), 3), (Swap(1), 3), (Swap(100), 3)], ids=str
+    @in_turn(
+        scheduler=SCHEDULERS,
+        blocks=MANAGERS,
+        preemption=[Recompute(), Swap(1), Swap(100)],
+        num_blocks=[1, 3, 3, 3, 3, 1],
     )
     def test_whatever_fits_alone_is_served(
         self, scheduler: Make[Scheduler], blocks: Make[BlockManager], preemption: Preemption, num_blocks: int

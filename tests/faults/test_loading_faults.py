@@ -53,15 +53,14 @@ GPTQ = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("settings", "name"),
+    ("settings", "name", "dtype"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": False, "checkpoint_format": "gptq_v2"}, "gptq"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 96}, "awq"),
-        ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "q_proj"]}, "fp8"),
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors"),
-        ({"bits": 4, "group_size": 64}, "unknown"),
+        ({"quant_method": "gptq", "bits": 4, "sym": False, "checkpoint_format": "gptq_v2"}, "gptq", "auto"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 96}, "awq", "float16"),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "q_proj"]}, "fp8", "auto"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors", "bfloat16"),
+        ({"bits": 4, "group_size": 64}, "unknown", "float32"),
     ],
 )
 def test_a_quantized_checkpoint_is_refused_with_its_format_whatever_dtype_was_asked_for(

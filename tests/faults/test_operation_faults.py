@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
+from grids import every
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,7 +48,7 @@ Compose = Callable[..., DictConfig]
 # The command line
 
 
-@pytest.mark.parametrize("key", ["rope", "zork.deep", "limits.max_seqs", "scheduler.zork", "server.portt"])
+@every("key", ["rope", "zork.deep", "limits.max_seqs", "scheduler.zork", "server.portt"])
 @pytest.mark.parametrize("plus", ["+", "++"])
 def test_a_key_that_nothing_reads_is_refused_however_it_was_forced_in(
     composed: Compose, found: Plugins, key: str, plus: str
@@ -182,7 +183,7 @@ def test_an_option_the_configuration_cannot_hold_makes_that_choice_unusable_and_
         collected.get("scheduler", "odd")
 
 
-@pytest.mark.parametrize("name", [5, None, "", "a/b", "a.b", "a b", "a,b", "a=b"], ids=repr)
+@every("name", [5, None, "", "a/b", "a.b", "a b", "a,b", "a=b"])
 def test_a_name_that_could_not_be_typed_is_refused_and_the_others_load(name: Any) -> None:
     collected = plugins.collect([], {"odd": offering(Plain, name), "good": offering(Plain, "good")})
     assert collected.names("scheduler") == ["good"]

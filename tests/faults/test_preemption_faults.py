@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from callers import Api, live, until
-from engines import LocalEngine, engine_on, ours, words
+from engines import LocalEngine, engine_on, makers, words
+from grids import in_turn
 
 from turnout.core import BlockManager, Draft, PreemptMode, Request, RequestView, Sampling, Scheduler
 from turnout.core.engine import Engine
@@ -26,8 +27,8 @@ T = TypeVar("T")
 Make = Callable[[], T]
 Http = Callable[[Engine], Api]
 
-schedulers = ours("scheduler", chunk=5)
-managers = ours("blocks", block_size=4)
+SCHEDULERS = makers("scheduler", chunk=5)
+MANAGERS = makers("blocks", block_size=4)
 
 
 class PreemptsAt:
@@ -61,8 +62,7 @@ class TestPreemption:
         assert [(r.num_prompt, r.num_generated) for r in asked] == [(3, 64), (4, 64), (5, 64)]
         assert max(r.num_preemptions for r in asked) == len(lengths)
 
-    @schedulers
-    @pytest.mark.parametrize("host_blocks", [0, 1, 6, 100])
+    @in_turn(scheduler=SCHEDULERS, host_blocks=[0, 1, 6, 100])
     def test_a_host_memory_of_any_size_only_decides_what_is_computed_again(
         self, scheduler: Make[Scheduler], host_blocks: int
     ) -> None:
@@ -178,9 +178,7 @@ class TestPriorities:
         assert sum(r.num_preemptions for r in slow) == 1
 
 
-@schedulers
-@managers
-@pytest.mark.parametrize("preemption", [Recompute(), Swap(7)], ids=["recompute", "swap"])
+@in_turn(scheduler=SCHEDULERS, blocks=MANAGERS, preemption=[Recompute(), Swap(7), Swap(7), Recompute()])
 def test_the_books_balance_at_every_step_of_random_traffic(
     scheduler: Make[Scheduler], blocks: Make[BlockManager], preemption: Recompute | Swap
 ) -> None:

@@ -41,15 +41,19 @@ backends = pytest.mark.parametrize(
 )
 
 
-def ours(slot: str, **options: Any) -> Any:
-    """A parametrization over every component of ours for a slot, made anew by `scheduler()`; `options` where it has them."""
-    found = plugins.load().choices.values()
-    makers = {
+def makers(slot: str, **options: Any) -> dict[str, Callable[[], Any]]:
+    """Every component of ours for a slot, made anew by a call; `options` where it has them."""
+    return {
         c.name: partial(c.component, **{k: v for k, v in options.items() if any(k == name for name, _, _ in c.options)})
-        for c in found
+        for c in plugins.load().choices.values()
         if c.slot == slot and c.package == "turnout" and c.name != "auto"
     }
-    return pytest.mark.parametrize(slot, list(makers.values()), ids=list(makers))
+
+
+def ours(slot: str, **options: Any) -> Any:
+    """A parametrization over them: `scheduler()` makes one."""
+    found = makers(slot, **options)
+    return pytest.mark.parametrize(slot, list(found.values()), ids=list(found))
 
 
 def engine_on(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from beam_reference import HashedRunner, asking, found, hashed, plainly, tokens_of
 from engines import engine_on, words
+from grids import in_turn
 
 from turnout.core import BlockManager
 from turnout.core.types import Finish, Request, Result, Sampling, Step
@@ -149,8 +150,7 @@ SCHEDULERS = [FCFS, lambda: ChunkedPrefill(chunk=3, max_prefill_tokens=5), Prior
 PREEMPTIONS = [Recompute, lambda: Swap(host_blocks=20), lambda: Auto(host_blocks=20)]
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
-@pytest.mark.parametrize(("scheduler", "num_blocks"), list(zip(SCHEDULERS, (6, 9, 14, 6, 9, 14), strict=True)))
+@in_turn(manager=MANAGERS.keys(), scheduler=SCHEDULERS * 2, num_blocks=[6, 9, 14, 9, 6])
 def test_short_room_few_seats_and_neighbours_change_no_answer(
     manager: str, scheduler: Callable[[], Any], num_blocks: int
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grids import every
 
 from turnout.server.cli import main
 
@@ -33,7 +34,7 @@ def presets(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@every("command", COMMANDS)
 @pytest.mark.parametrize(
     ("flag", "complaint"),
     [(["--run"], "nothing was done"), (["--resolve"], "--resolve"), (["--package", "a"], "--package")],

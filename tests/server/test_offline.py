@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from beam_reference import HashedRunner, asking, hashed, plainly
+from grids import every
 
 from turnout.core.engine import Engine
 from turnout.core.types import Result, Step
@@ -158,7 +159,7 @@ def test_a_chat_goes_on_from_the_best_answer(
     assert capsys.readouterr().out == f"{answer}\n" * 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "message"),
     [
         ({"n": 0}, "sampling.n must be at least 1, got 0"),
@@ -179,7 +180,6 @@ def test_a_chat_goes_on_from_the_best_answer(
         ({"frequency_penalty": 1.0, **BEAM}, "sampling.frequency_penalty=1.0 does not go with"),
         ({"stop": ["."], **BEAM}, r"sampling.stop=\['.'\] does not go with"),
     ],
-    ids=str,
 )
 def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

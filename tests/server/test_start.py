@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnout.server.cli.start import Unfailing
+from turnout.server.cli.unfailing import Unfailing
 
 START = [sys.executable, "-P", "-c"]
 
@@ -41,7 +41,7 @@ def test_closed_streams_are_opened_on_nothing_so_that_no_other_file_takes_their_
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_what_a_full_disk_does_not_take_is_lost_and_nothing_else_happens() -> None:
     code = (
-        "import sys; from turnout.server.cli.start import Unfailing; sys.stdout = Unfailing(sys.stdout); "
+        "import sys; from turnout.server.cli.unfailing import Unfailing; sys.stdout = Unfailing(sys.stdout); "
         "[print('line', flush=True) for _ in range(3)]; print('alive', file=sys.stderr)"
     )
     with open("/dev/full", "w") as full:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grids import every
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -245,7 +246,7 @@ KNOWN = "The capital of France is Paris. 🎉 It has 2,1 million people; 巴黎 
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_every_short_substring_works_as_a_stop_string(texts: dict[str, Text], kind: str, size: int) -> None:
     text = texts[kind]
     ids = text.encode(KNOWN, False)
@@ -569,7 +570,7 @@ def test_a_variable_cannot_take_the_place_of_an_option(small: Text, name: str) -
         small.chat([user("a")], template_kwargs={name: "x"})
 
 
-@pytest.mark.parametrize("prefill", ["Sure", "Sure, here:\n", "  two ", "", "\n", "🎉", "a</s>b", "ends with \t"])
+@every("prefill", ["Sure", "Sure, here:\n", "  two ", "", "\n", "🎉", "a</s>b", "ends with \t"])
 @pytest.mark.parametrize("trims", [False, True])
 def test_a_continued_message_is_kept_to_the_character_and_nothing_follows(prefill: str, trims: bool) -> None:
     text = with_template(TEMPLATE.replace("m['content']", "m['content'] | trim") if trims else TEMPLATE)

@@ -32,8 +32,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus: float) -> Tensor:
 
 
 @every_dtype
-@pytest.mark.parametrize("plus", [0.0, 1.0], ids=["plain", "Gemma's, stored less one"])
-@pytest.mark.parametrize("dim", [64, 576, 100])
+@pytest.mark.parametrize(("dim", "plus"), [(64, 0.0), (576, 1.0), (100, 1.0)], ids=str)
 def test_rms_norm_is_the_formula(dtype: torch.dtype, plus: float, dim: int) -> None:
     from turnout.kernels.triton.layers import rms_norm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from grids import every
 
 from turnout.lab.ab.asked import EngineAsked, ServerAsked, TruthAsked, read, split
 from turnout.server.cli.overrides import Usage
@@ -59,7 +60,7 @@ def test_commas_in_brackets_and_quotes_separate_nothing() -> None:
     assert split("[a=1,b=[2,3]],'x,y',{c: 1, d: 2},") == ["[a=1,b=[2,3]]", "'x,y'", "{c: 1, d: 2}"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "complaint"),
     [
         ([], "b has no default"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bytewise import save_model
 from commands import QUICK, Ab
+from grids import every
 
 from turnout.lab.ab import command
 from turnout.lab.ab.config import OWN, AbConfig
@@ -78,7 +79,7 @@ def test_several_sides_make_a_matrix_and_the_worst_of_them_decides(ab: Ab, other
     assert 'href="#b2"' in html.read_text() and 'id="b2"' in html.read_text()
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "complaint"),
     [
         ([], "b has no default"),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from grids import every
 
 from turnout.core.hooks import new_hooks
 from turnout.core.types import Request, Sampling
@@ -59,7 +60,7 @@ def test_a_file_has_texts_or_ids_with_continuations_and_answers(text: Text, tmp_
     assert two.text == text.decode([70, 71])
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "complaint"),
     [
         ('{"prompt": ""}', "line 1: it has no prompt"),

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from grids import every
 
 from turnout.compose import plugins
 from turnout.lab.bench import command
@@ -183,7 +184,7 @@ def test_ctrl_c_shows_what_was_measured_and_leaves_nothing_behind(stranger: Any,
     assert not alive
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "complaint"),
     [
         (["workload=nothing"], "Could not find 'workload/nothing'"),

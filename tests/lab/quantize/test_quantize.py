@@ -13,6 +13,7 @@ import models
 import packing
 import pytest
 import torch
+from grids import every
 from safetensors.torch import load_file
 
 from turnout.compose import plugins
@@ -190,7 +191,7 @@ def test_an_unfinished_folder_is_gone_on_with_only_by_the_command_that_began_it(
     assert "holds an unfinished model made with method=int8" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "reason"),
     [
         ((), "method has no default: write method=VALUE"),

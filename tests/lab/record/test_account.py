@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from days import accounts, composed, engine_of, live, record_day
+from grids import in_turn
 
 from turnout.compose import plugins
 from turnout.core import Draft, Request, RequestView, Sampling
@@ -203,8 +204,7 @@ def test_memory_is_bounded_in_requests_in_steps_and_in_pieces_without_losing_a_s
         story(log, record.id)
 
 
-@pytest.mark.parametrize("scheduler", plugins.load().names("scheduler"))
-@pytest.mark.parametrize("preemption", plugins.load().names("preemption"))
+@in_turn(scheduler=plugins.load().names("scheduler"), preemption=plugins.load().names("preemption"))
 def test_no_second_is_lost_and_a_recording_tells_the_same_story(
     tmp_path: Path, scheduler: str, preemption: str
 ) -> None:

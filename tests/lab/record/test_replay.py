@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from days import record_day
+from grids import in_turn
 
 from turnout.compose import plugins
 from turnout.lab.record.replay import replay
@@ -21,12 +22,7 @@ NAMES = {slot: plugins.load().names(slot) for slot in SLOTS}
 SEEDS = range(2)
 
 
-TURNS = [  # every choice of every slot, in few combinations
-    tuple(NAMES[slot][turn % len(NAMES[slot])] for slot in SLOTS) for turn in range(max(map(len, NAMES.values())))
-]
-
-
-@pytest.mark.parametrize(SLOTS, TURNS)
+@in_turn(**NAMES)
 def test_every_policy_decides_the_same_again(tmp_path: Path, scheduler: str, preemption: str, blocks: str) -> None:
     victims = 0
     for seed in SEEDS:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from grids import every
 
 from turnout.compose import plugins
 from turnout.core import Draft, RequestView, hookimpl
@@ -184,7 +185,7 @@ def test_an_option_of_a_part_that_varies_goes_to_the_choices_that_have_it() -> N
         expand(["scheduler=fcfs,chunked_prefill", "scheduler.chunks=64"], found)
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "complaint"),
     [
         (["workload=nothing"], "Could not find 'workload/nothing'"),

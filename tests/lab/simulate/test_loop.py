@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from grids import in_turn
 from simulations import Listed, arrival, simulation
 
 from turnout.compose.config import Limits
@@ -121,8 +122,7 @@ def test_a_scheduler_that_runs_nothing_is_named() -> None:
         simulation(arrival(1.0, 4, 1), scheduler=Refuses()).run()
 
 
-@pytest.mark.parametrize("preemption", PREEMPTIONS)
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@in_turn(scheduler=SCHEDULERS, preemption=PREEMPTIONS)
 def test_every_request_says_its_tokens_and_every_block_comes_back(
     scheduler: Callable[[], Any], preemption: Callable[[], Any]
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grids import every
 from simulations import arrival, shapes, simulation
 
 from turnout.compose.config import Limits
@@ -119,7 +120,7 @@ def test_a_recording_gives_prompts_labels_and_the_tokens_that_were_said(tmp_path
     assert (second.request.arrived, second.request.priority) == (0.5, 2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ("a,b\n1,2\n", "line 1 is 'a,b', none of the shapes known: TIMESTAMP,ContextTokens,GeneratedTokens"),

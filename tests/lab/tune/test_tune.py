@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from grids import every
 from virtual import Clock, timed_engine
 
 from turnout.compose import plugins
@@ -270,7 +271,7 @@ def test_a_composition_is_a_preset_that_composes_to_the_same_again(
         assert (shown["scheduler"]["chunk"], shown["limits"]["max_num_seqs"]) == (64, 9)
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "complaint"),
     [
         (["scheduler=fcfs,fair"], "the comma lists make 2 compositions; turnout tune starts from one"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from grids import every
 from hands import MANAGERS, cached, driver, found, hog, prompt, run, serve
 
 from turnout.core import Request
@@ -223,7 +224,7 @@ def test_what_is_used_for_ever_and_never_gives_way_leaves_no_trail() -> None:
     assert len(idle._heap) < 200
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "message"),
     [
         ({"block_size": 0}, "blocks.block_size must be at least 1, got 0"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from grids import in_turn
 
 from turnout.core import Finish, Preemption, Request, Sampling, Scheduler, Step
 from turnout.core.engine import Engine
@@ -86,10 +87,12 @@ class Family:
         self.engine.add(request)
 
 
-@makes
-@preemptions
-@schedulers
-@pytest.mark.parametrize("num_blocks", [11, 40])
+@in_turn(
+    make=MAKES,
+    preemption=[Recompute(), Swap(6), Swap(60), Swap(6)],
+    scheduler={"fcfs": FCFS(), "chunked_prefill": ChunkedPrefill(chunk=5)},
+    num_blocks=[11, 11, 11, 11, 11, 11, 40, 40],
+)
 def test_families_say_what_each_would_say_alone(
     make: Callable[[], Manager], preemption: Preemption, scheduler: Scheduler, num_blocks: int
 ) -> None:

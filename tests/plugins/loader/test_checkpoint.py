@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from grids import every
 
 from turnout.core import ModelError
 from turnout.plugins.loader import checkpoint
@@ -76,9 +77,7 @@ def test_a_folder_without_a_config_is_refused_and_a_file_in_it_pointed_at(tmp_pa
         resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name", ["/no/such/folder", "./model", "../model", "~/model", "models/mine/7b", "x.toy", "X.TOY", ""]
-)
+@every("name", ["/no/such/folder", "./model", "../model", "~/model", "models/mine/7b", "x.toy", "X.TOY", ""])
 def test_a_wrong_path_is_called_one(name: str) -> None:
     with pytest.raises(ModelError, match="does not exist: there is no such file or folder"):
         resolve(name)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
 from gguf import GGUFValueType as Kind
+from grids import every
 from safetensors.torch import load_file
 from tiny_gguf import MODELS, ROPE, tiny, write
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -353,7 +354,7 @@ def test_a_file_without_a_tokenizer_is_converted_and_says_so(tmp_path: Path) -> 
     assert not (folder / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "ids"),
     [
         ("Hello world", [19556, 905]),

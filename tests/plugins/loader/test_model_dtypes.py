@@ -7,6 +7,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from grids import every
 
 from turnout.core import ModelError
 from turnout.plugins.loader.dtypes import cpu_units, pick_device, pick_dtype
@@ -16,7 +17,7 @@ from turnout.plugins.quant.none import Unquantized
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
-@pytest.mark.parametrize(
+@every(
     ("stored", "quantized", "device", "units", "chosen", "why"),
     [
         (torch.float32, False, CPU, "", torch.float32, "checkpoint's own"),

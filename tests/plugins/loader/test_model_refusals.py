@@ -9,6 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from grids import every
 from safetensors.torch import save_file
 
 from turnout.core import ModelError
@@ -23,7 +24,7 @@ def folder_of(tmp_path: Path, plain: dict[str, Any]) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(
+@every(
     ("architecture", "options", "reason"),
     [
         ("bloom", {}, "attention does not go through transformers' AttentionInterface"),

@@ -25,12 +25,12 @@ CASES: dict[str, Callable[[], object]] = {
     "auto": Auto,
     "auto-little-room": partial(Auto, host_blocks=5),
 } | {f"recompute-{rule}": partial(Recompute, rule) for rule in RULES}
-KEPT = [(name, rule, check) for name, make in CASES.items() for rule, check in rules(PreemptionContract, make)]
 
 
-@pytest.mark.parametrize(("name", "rule", "check"), KEPT, ids=[f"{name}: {rule}" for name, rule, _ in KEPT])
-def test_it_keeps_the_rule(name: str, rule: str, check: Callable[[], object]) -> None:
-    check()
+@pytest.mark.parametrize("name", CASES)
+def test_it_keeps_every_rule(name: str) -> None:
+    kept = [check() for _, check in rules(PreemptionContract, CASES[name])]
+    assert len(kept) > 2
 
 
 def test_every_policy_that_is_registered_is_among_them() -> None:

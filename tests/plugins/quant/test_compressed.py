@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from grids import every
 from packing import LAYER, close, columns, info, product, read, rows
 from torch import Tensor
 
@@ -114,7 +115,7 @@ def test_a_layer_is_plain_when_it_is_stored_plain() -> None:
     assert isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
+@every(
     ("said", "reason"),
     [
         (

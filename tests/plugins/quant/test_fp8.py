@@ -11,6 +11,7 @@ import models
 import pytest
 import torch
 from exact import exact_logits, fp8_inputs, load_recorded
+from grids import every
 from interpreting import NO_INTERPRETER
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -280,9 +281,7 @@ def test_a_layer_that_is_listed_as_not_converted_must_not_be(listed: str, reason
         load_recorded(folder, Fp8())
 
 
-@pytest.mark.parametrize(
-    ("config", "changed", "reason"),
-    [
+@every(("config", "changed", "reason"), [
         ({}, {"q_proj.weight_scale_inv": None}, "q_proj.weight is torch.float8_e4m3fn, but the checkpoint holds no scale"),
         ({}, {"q_proj.weight_scale_inv": lambda key, t: {key: t[:1]}}, r"q_proj has \[1, 3\] scales; 96 x 96 weights in"),
         ({"weight_block_size": None}, {}, r"has \[10, 3\] scales for 160 x 96 weights; give one, or one a row"),
@@ -291,8 +290,7 @@ def test_a_layer_that_is_listed_as_not_converted_must_not_be(listed: str, reason
         ({"activation_scheme": "sometimes"}, {}, "activation_scheme must be dynamic or static, got 'sometimes'"),
         ({"fmt": "e5m2"}, {}, "fmt is e5m2; quant=fp8 reads e4m3"),
         ({}, {"q_proj.weight": lambda key, t: {key: t.to(torch.float8_e5m2)}}, "q_proj.weight is stored as torch.float8_e5m2"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_checkpoints_that_contradict_themselves_are_refused(
     config: dict[str, Any], changed: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
@@ -321,9 +319,7 @@ def scheme_of(weights: dict[str, Any], inputs: dict[str, Any] | None) -> schemes
 DYNAMIC = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
 
 
-@pytest.mark.parametrize(
-    ("weights", "inputs", "reason"),
-    [
+@every(("weights", "inputs", "reason"), [
         ({"num_bits": 4}, None, "with weights of 8-bit integers or floats"),
         ({"type": "int", "strategy": "block"}, None, "has the strategy block; such weights come by tensor, channel, group"),
         ({"type": "float", "strategy": "block"}, None, r"block_structure must be \[rows, inputs\], got None"),
@@ -331,8 +327,7 @@ DYNAMIC = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "
         ({"type": "int", "strategy": "channel", "symmetric": False}, DYNAMIC, "must be symmetric"),
         ({"type": "int", "strategy": "channel"}, DYNAMIC | {"symmetric": False}, "must be symmetric"),
         ({"type": "int", "strategy": "channel"}, DYNAMIC | {"dynamic": False}, "have one, strategy tensor"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_schemes_that_are_not_read_are_refused_before_any_weight(
     weights: dict[str, Any], inputs: dict[str, Any] | None, reason: str
 ) -> None:

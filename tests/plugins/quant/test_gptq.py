@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from grids import every
 from packing import LAYER, close, columns, info, product, read, rows
 from torch import Tensor
 
@@ -157,7 +158,7 @@ def test_settings_of_single_layers_go_before_those_of_all() -> None:
     close(read(Gptq(kernel="torch"), said, tensors), weights)
 
 
-@pytest.mark.parametrize(
+@every(
     ("changed", "reason"),
     [
         ({"bits": 5}, "quantization_config.bits is 5, and quant=gptq reads 2, 3, 4, 8"),
@@ -183,7 +184,7 @@ def test_a_model_of_floats_is_refused_with_what_to_do() -> None:
         Gptq().prepare(None, info())
 
 
-@pytest.mark.parametrize(
+@every(
     ("said", "change", "reason"),
     [
         (settings(8), {}, rf"{LAYER}: with bits=8 and group_size=32 its 128 inputs .* are stored"),

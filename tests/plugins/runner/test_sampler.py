@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from grids import every
 from torch import Tensor
 
 from turnout.core.engine import _check_ids
@@ -73,7 +74,7 @@ def test_the_filters_agree_with_the_reference_where_many_tokens_are_equally_like
     assert tokens_of(logits, requests) == expected
 
 
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.8, 0.999])
+@every("top_p", [0.01, 0.5, 0.8, 0.999])
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
 def test_top_k_1_gives_the_best_token_whatever_the_other_filters(top_p: float, temperature: float) -> None:
     logits = random_logits(20)
@@ -394,7 +395,7 @@ def test_only_requests_that_ask_for_something_leave_the_fast_path() -> None:
     assert replace(Sampling(), temperature=0.0).plain
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "field"),
     [
         (request(tokens=[1, 100]), "prompt"),

@@ -25,12 +25,12 @@ CASES: dict[str, Callable[[], object]] = {
     "prefix_aware": ours.PrefixAware,
     "prefix_aware-window-of-one": partial(ours.PrefixAware, window=1, chunk=2),
 }
-RULES = [(name, rule, check) for name, make in CASES.items() for rule, check in rules(SchedulerContract, make)]
 
 
-@pytest.mark.parametrize(("name", "rule", "check"), RULES, ids=[f"{name}: {rule}" for name, rule, _ in RULES])
-def test_it_keeps_the_rule(name: str, rule: str, check: Callable[[], object]) -> None:
-    check()
+@pytest.mark.parametrize("name", CASES)
+def test_it_keeps_every_rule(name: str) -> None:
+    kept = [check() for _, check in rules(SchedulerContract, CASES[name])]
+    assert len(kept) > 5
 
 
 def test_every_scheduler_that_is_registered_is_among_them() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from callers import BOTH, Api, until
+from grids import every
 from scripted import ScriptedEngine
 
 from turnout.server.engine.messages import BeamSearch
@@ -111,7 +112,7 @@ class TestBestOf:
     def test_without_tokens_the_first_are_returned(self, api: Api, engine: ScriptedEngine) -> None:
         assert len(api.complete(best_of=3, n=2, max_tokens=0, echo=True).good["choices"]) == 2
 
-    @pytest.mark.parametrize("path", BOTH)
+    @every("path", BOTH)
     @pytest.mark.parametrize(
         "fields",
         [{"best_of": 1, "n": 2}, {"best_of": 21}, {"best_of": 0}, {"best_of": 3, "n": 1, "stream": True}],
@@ -198,7 +199,7 @@ class TestBeamSearch:
         assert metric(api, "vllm:inter_token_latency_seconds_count") == 0
         assert metric(api, "vllm:request_time_per_output_token_seconds_count") == 0, "its tokens came at once"
 
-    @pytest.mark.parametrize(
+    @every(
         "fields",
         [
             {"temperature": 0.7},
@@ -209,7 +210,6 @@ class TestBeamSearch:
             {"frequency_penalty": 0.5},
             {"repetition_penalty": 1.1},
         ],
-        ids=str,
     )
     def test_what_does_not_go_with_it_is_refused_with_what_to_do(
         self, api: Api, engine: ScriptedEngine, path: str, fields: dict[str, Any]
@@ -232,9 +232,7 @@ class TestBeamSearch:
         assert "use_beam_search: true" in reply.error["message"]
         assert api.ask(path, length_penalty=1.0, early_stopping=False, use_beam_search=False).status == 200
 
-    @pytest.mark.parametrize(
-        "fields", [{"early_stopping": "maybe"}, {"length_penalty": 11}, {"best_of": 1, "n": 2}, {"n": 0}], ids=str
-    )
+    @every("fields", [{"early_stopping": "maybe"}, {"length_penalty": 11}, {"best_of": 1, "n": 2}, {"n": 0}])
     def test_values_out_of_range_are_refused(self, api: Api, path: str, fields: dict[str, Any]) -> None:
         reply = api.ask(path, use_beam_search=True, **fields)
         assert (reply.status, reply.error["param"]) == (400, next(iter(fields)))

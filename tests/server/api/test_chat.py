@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from callers import Api
+from grids import in_turn
 from scripted import ScriptedEngine
 
 from turnout.server.text.tokenizer import Text
@@ -42,8 +43,10 @@ def test_the_template_writes_the_prompt(api: Api, engine: ScriptedEngine, text: 
     )
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
-@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}], ids=str)
+@in_turn(
+    role=["system", "developer", "user", "assistant", "tool"],
+    content=[{}, {"content": None}, {"content": ""}, {"content": []}],
+)
 def test_a_turn_without_content_is_kept_in_order(
     api: Api, engine: ScriptedEngine, text: Text, role: str, content: dict[str, Any]
 ) -> None:

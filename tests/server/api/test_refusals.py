@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
 import pytest
 from callers import BOTH, Api
+from grids import every
 from scripted import ScriptedEngine
 
 from turnout.server.engine.bridge import EngineError
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "fields"),
     [
         (BOTH[0], {"suffix": "end"}),
@@ -24,7 +24,6 @@ from turnout.server.engine.bridge import EngineError
         (BOTH[1], {"modalities": ["text", "audio"]}),
         (BOTH[1], {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}),
     ],
-    ids=lambda value: json.dumps(value)[:50],
 )
 def test_what_is_not_supported_yet_is_refused_by_name_and_not_dropped(
     api: Api, path: str, fields: dict[str, Any]

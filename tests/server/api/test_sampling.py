@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from callers import BOTH, Api
+from grids import every
 from scripted import ScriptedEngine
 
 from turnout.core.types import Sampling
@@ -101,7 +102,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "expected"), FIELDS, ids=str)
+@every(("fields", "expected"), FIELDS)
 def test_fields_reach_the_engine(
     api: Api, engine: ScriptedEngine, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
@@ -171,7 +172,7 @@ class TestLimits:
         api.complete([5] * 2047)
         assert asked(engine).max_tokens == 1
 
-    @pytest.mark.parametrize(("num_prompt", "limit"), [(2048, None), (2049, None), (9000, None), (19, 2040), (2048, 1)])
+    @every(("num_prompt", "limit"), [(2048, None), (2049, None), (9000, None), (19, 2040), (2048, 1)])
     @pytest.mark.parametrize("stream", [False, True])
     def test_what_does_not_fit_is_a_400_that_names_the_numbers(
         self, api: Api, num_prompt: int, limit: int | None, stream: bool
