@@ -32,7 +32,7 @@ class NoServer(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
+class TopOptions:
     """Of the command line."""
 
     url: str = "http://127.0.0.1:8000"
@@ -42,7 +42,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricsSample:
     """A server at one moment."""
 
     at: float  # seconds, this machine's monotonic clock
@@ -72,11 +72,11 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def parsed(args: list[str]) -> Options:
+def parsed(args: list[str]) -> TopOptions:
     given: dict[str, Any] = {}
     for arg in args:
         key, equals, value = ("once", "=", "true") if arg == "--once" else arg.partition("=")
-        if not equals or key not in Options.__dataclass_fields__:
+        if not equals or key not in TopOptions.__dataclass_fields__:
             raise Usage(f"{arg!r} is nothing turnout top takes; usage: {USAGE}")
         given[key] = value
     if "once" in given:
@@ -90,10 +90,10 @@ def parsed(args: list[str]) -> Options:
             raise Usage(f"every must be above 0, got {given['every']}")
     if "url" in given and urlsplit(given["url"]).scheme not in ("http", "https"):
         raise Usage(f"url must begin with http:// or https://, got {given['url']!r}")
-    return Options(**given)
+    return TopOptions(**given)
 
 
-def _watch(options: Options) -> None:
+def _watch(options: TopOptions) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -109,7 +109,7 @@ def _watch(options: Options) -> None:
                 return
 
 
-def scrape(options: Options) -> Sample:
+def scrape(options: TopOptions) -> MetricsSample:
     """Raises NoServer."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -133,10 +133,10 @@ def scrape(options: Options) -> Sample:
         raise NoServer(f"{options.url} does not show the metrics of v1; start it with server.metrics_compat=[v1]")
     debug = _get(options, "/debug/engine")
     steps = [] if debug is None else json.loads(debug)["steps"]
-    return Sample(time.monotonic(), series, modes, plugins, plugins.get("model_name", ""), steps)
+    return MetricsSample(time.monotonic(), series, modes, plugins, plugins.get("model_name", ""), steps)
 
 
-def _get(options: Options, route: str) -> str | None:
+def _get(options: TopOptions, route: str) -> str | None:
     """The reply's text; None: the route is not there, or not open to us."""
     url = options.url.rstrip("/") + route
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
@@ -164,7 +164,7 @@ def _message(body: bytes) -> str:
         return "no reason given"
 
 
-def frame(before: Sample, now: Sample, url: str) -> RenderableType:
+def frame(before: MetricsSample, now: MetricsSample, url: str) -> RenderableType:
     """One picture: what holds now, and what happened between the two."""
     from rich.console import Group
     from rich.table import Table
@@ -180,7 +180,7 @@ def frame(before: Sample, now: Sample, url: str) -> RenderableType:
     return Group(*parts)
 
 
-def rows(before: Sample, now: Sample) -> list[tuple[str, str]]:
+def rows(before: MetricsSample, now: MetricsSample) -> list[tuple[str, str]]:
     """The lines of a frame."""
     seconds = max(now.at - before.at, 1e-9)
 

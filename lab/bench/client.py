@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from turnout.lab.bench.load import First, Load, Planned
-from turnout.lab.bench.prompts import Model, Prompts
+from turnout.lab.bench.load import First, OfferedLoad, PlannedRequest
+from turnout.lab.bench.prompts import PromptModel, Prompts
 from turnout.lab.bench.remote import is_local
 from turnout.lab.bench.reply import MOST, Reply
 from turnout.lab.bench.sample import Sample
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class LoadRequest:
     """One run of a load, as it is sent to the process that makes it."""
 
     url: str
     workload: Workload | First
-    model: Model
+    model: PromptModel
     model_name: str
     run: int
     seats: int
@@ -47,15 +47,15 @@ class Job:
     ours: bool = False  # it tells token ids and takes salts
     ignore_eos: bool = True  # ask for answers of full length, where the server understands that
 
-    def load(self) -> Load:
-        return Load(self.workload.arrivals(1.0, self.seats), self.clients, self.limit)
+    def load(self) -> OfferedLoad:
+        return OfferedLoad(self.workload.arrivals(1.0, self.seats), self.clients, self.limit)
 
 
 class HttpLoad:
     """One run. Time is the event loop's, so that tests decide what time it is."""
 
     def __init__(
-        self, job: Job, done: Callable[[Sample], None], transport: httpx.AsyncBaseTransport | None = None
+        self, job: LoadRequest, done: Callable[[Sample], None], transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         """`done` hears of each request when it has ended, well or not."""
         self._job, self._done, self._transport = job, done, transport
@@ -101,7 +101,7 @@ class HttpLoad:
                 else:
                     await asyncio.sleep(max(wait, 0.0))
 
-    async def _ask(self, planned: Planned) -> None:
+    async def _ask(self, planned: PlannedRequest) -> None:
         loop, asked, job = asyncio.get_running_loop(), planned.request, self._job
         said = self._said.pop(planned.before.id, []) if planned.before is not None else []
         tokens = self._prompts.of(planned, said)
@@ -163,7 +163,7 @@ def main() -> None:
     It ends when standard input does: whoever started it is gone then.
     """
     sys.path[:] = pickle.load(sys.stdin.buffer)
-    jobs: SimpleQueue[Job] = SimpleQueue()
+    jobs: SimpleQueue[LoadRequest] = SimpleQueue()
     out = sys.stdout.buffer
 
     def send(message: object) -> None:

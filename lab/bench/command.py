@@ -20,14 +20,14 @@ from turnout.server.cli.overrides import MANY, Usage, checked, objects, try_comp
 from turnout.server.cli.progress import complain
 
 if TYPE_CHECKING:
-    from turnout.lab.bench.equality import Judge
+    from turnout.lab.bench.equality import EqualityJudge
     from turnout.lab.bench.measure import Calibration, OnProgress
 
 Values = dict[str, Any]
 ENGINE = (*SLOTS, "model", "dtype", "device", "limits", "experiment")  # keys that compose an engine
 
 
-class Planned(NamedTuple):
+class PlannedPoint(NamedTuple):
     """One point, composed and checked. `make` gives new objects each time: components have state."""
 
     point: Point
@@ -48,7 +48,7 @@ def run(args: list[str]) -> int:
         show("bench", _overrides(points[0], found, folders), args[flags:])
         return 0
     try:
-        planned = [Planned(point, _maker(point, found, folders), folders) for point in points]
+        planned = [PlannedPoint(point, _maker(point, found, folders), folders) for point in points]
         config = planned[0].make()
         _check_outputs(config)
     except (ValueError, PluginError) as error:
@@ -56,7 +56,7 @@ def run(args: list[str]) -> int:
     return _measure_all(planned, config)
 
 
-def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
+def _measure_all(planned: list[PlannedPoint], config: BenchConfig) -> int:
     from turnout.lab.bench.environment import environment
     from turnout.lab.bench.measure import Calibration
     from turnout.server.cli.progress import Progress
@@ -90,7 +90,9 @@ def _measure_all(planned: list[Planned], config: BenchConfig) -> int:
     return code or int(failed)
 
 
-def _measured(one: Planned, judge: Judge | None, calibration: Calibration, on_progress: OnProgress) -> Values:
+def _measured(
+    one: PlannedPoint, judge: EqualityJudge | None, calibration: Calibration, on_progress: OnProgress
+) -> Values:
     """One point: an engine here, our server, or another's."""
     config = one.make()
     if config.over_http:
@@ -110,7 +112,7 @@ def _measured(one: Planned, judge: Judge | None, calibration: Calibration, on_pr
     return result
 
 
-def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, on_progress: OnProgress) -> Values:
+def _over_http(one: PlannedPoint, config: BenchConfig, calibration: Calibration, on_progress: OnProgress) -> Values:
     from contextlib import ExitStack
 
     from turnout.lab.bench.generator import Generator
@@ -130,12 +132,12 @@ def _over_http(one: Planned, config: BenchConfig, calibration: Calibration, on_p
         return measured(ServerSubject(served, config, generator, known), config, on_progress)
 
 
-def _judge(config: BenchConfig) -> Judge | None:
+def _judge(config: BenchConfig) -> EqualityJudge | None:
     if not config.ab:
         return None
-    from turnout.lab.bench.equality import Judge
+    from turnout.lab.bench.equality import EqualityJudge
 
-    return Judge(config.equality)
+    return EqualityJudge(config.equality)
 
 
 def _overrides(point: Point, found: Plugins, folders: list[str]) -> list[str]:
@@ -187,7 +189,7 @@ def _check_outputs(config: BenchConfig) -> None:
         check(config.plot)
 
 
-def _publish(config: BenchConfig, where: Values, planned: list[Planned], results: list[Values]) -> None:
+def _publish(config: BenchConfig, where: Values, planned: list[PlannedPoint], results: list[Values]) -> None:
     if not results or not any(result["repetitions"] for result in results):
         print("turnout: nothing was measured", file=sys.stderr)
         return

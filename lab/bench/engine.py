@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from turnout.core.engine import Engine
 from turnout.core.types import Finish, Output, Request, Sampling
-from turnout.lab.bench.load import Load, Planned
+from turnout.lab.bench.load import OfferedLoad, PlannedRequest
 from turnout.lab.bench.prompts import Prompts
 from turnout.lab.bench.sample import Sample
 from turnout.lab.simulate.fairness import LABEL
@@ -21,7 +21,7 @@ from turnout.lab.simulate.fairness import LABEL
 NAP = 0.5  # seconds slept at most, so that Ctrl-C is heard
 
 
-class Ran(NamedTuple):
+class EngineLoadResult(NamedTuple):
     """What came of a load."""
 
     samples: list[Sample]  # in the order they were sent
@@ -36,7 +36,7 @@ class EngineLoad:
     def __init__(
         self,
         engine: Engine,
-        load: Load,
+        load: OfferedLoad,
         prompts: Prompts,
         *,
         temperature: float = 0.0,
@@ -53,7 +53,7 @@ class EngineLoad:
         self._num_ended = 0
         self._generating = 0.0
 
-    def run(self) -> Ran:
+    def run(self) -> EngineLoadResult:
         """To the last answer, or to Ctrl-C. Raises ValueError for recorded prompts that are not this model's."""
         self._began = self._clock()
         try:
@@ -67,9 +67,11 @@ class EngineLoad:
             return self._ran(whole=False)
         return self._ran(whole=True)
 
-    def _ran(self, *, whole: bool) -> Ran:
+    def _ran(self, *, whole: bool) -> EngineLoadResult:
         ended = [sample for sample in self._samples.values() if sample.ended is not None]
-        return Ran(ended, max((sample.ended or 0.0 for sample in ended), default=0.0), self._generating, whole)
+        return EngineLoadResult(
+            ended, max((sample.ended or 0.0 for sample in ended), default=0.0), self._generating, whole
+        )
 
     def _loop(self) -> None:
         engine, load = self._engine, self._load
@@ -91,7 +93,7 @@ class EngineLoad:
             else:
                 self._sleep(min(max(load.next_at - now, 0.0), NAP))
 
-    def _send(self, planned: Planned) -> None:
+    def _send(self, planned: PlannedRequest) -> None:
         asked, now = planned.request, self._clock() - self._began
         said = self._said.pop(planned.before.id, []) if planned.before is not None else []
         tokens = self._prompts.of(planned, said)

@@ -51,7 +51,7 @@ class Remembered:
         return kept[self._calls]
 
 
-class Judge:
+class EqualityJudge:
     """Compares every engine it is shown with the first one."""
 
     def __init__(self, options: Equality, seed: int = 0) -> None:

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from turnout.lab.bench.client import Job
-from turnout.lab.bench.prompts import Model
+from turnout.lab.bench.client import LoadRequest
+from turnout.lab.bench.prompts import PromptModel
 from turnout.lab.bench.sample import Sample
 from turnout.lab.simulate.measure import Spread
 from turnout.lab.workload.synthetic import Poisson
@@ -24,7 +24,7 @@ LEAVE = 5.0  # seconds a process has to be gone
 PROBES = 200  # requests to measure the generator with
 
 
-class Ran(NamedTuple):
+class GeneratorResult(NamedTuple):
     """What came of a load."""
 
     samples: list[Sample]
@@ -67,7 +67,7 @@ class Generator:
     def __exit__(self, *error: object) -> None:
         self._held.close()
 
-    def run(self, job: Job, on_progress: Callable[[int], None] = lambda finished: None) -> Ran:
+    def run(self, job: LoadRequest, on_progress: Callable[[int], None] = lambda finished: None) -> GeneratorResult:
         """Make the load and wait for its end, or for Ctrl-C: no other can follow then. Raises ValueError for recorded prompts
         that are not this model's, RuntimeError when the generator died."""
         samples: list[Sample] = []
@@ -95,7 +95,9 @@ class Generator:
         end = end or {"last_planned": last, "fingerprint": "", "cut": False, "num_cut": 0}
         samples.sort(key=lambda sample: sample.sent)
         seconds = max((sample.ended or 0.0 for sample in samples), default=0.0)
-        return Ran(samples, seconds, end["last_planned"], end["fingerprint"], end["cut"], end["num_cut"], whole)
+        return GeneratorResult(
+            samples, seconds, end["last_planned"], end["fingerprint"], end["cut"], end["num_cut"], whole
+        )
 
 
 def limits(generator: Generator, clients: int) -> dict[str, float]:
@@ -104,7 +106,7 @@ def limits(generator: Generator, clients: int) -> dict[str, float]:
     with child("echo") as server:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        job = Job(url, _probe(1), Model(32_000, 100_000), "echo", 0, clients, clients)
+        job = LoadRequest(url, _probe(1), PromptModel(32_000, 100_000), "echo", 0, clients, clients)
         many = generator.run(job)
         events = generator.run(replace(job, workload=_probe(64)))
         single = generator.run(replace(job, clients=1, seats=1))

@@ -18,7 +18,7 @@ from turnout.core.types import Request
 from turnout.lab.workload.arrivals import Arrival, Workload
 
 
-class Planned(NamedTuple):
+class PlannedRequest(NamedTuple):
     """One request to send."""
 
     at: float  # seconds after the load began: latency counts from here, whenever it is really sent
@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
     after: Request | None  # the request whose answer brought it; None: from the workload's own list
 
 
-class Load:
+class OfferedLoad:
     """The requests of a workload. Ask `due` whenever time has passed, tell `answered` whenever one has ended."""
 
     def __init__(self, arrivals: Iterator[Arrival], clients: int | None = None, limit: float = math.inf) -> None:
@@ -53,9 +53,9 @@ class Load:
         """When the next request is due; infinity: not before something is answered, if at all."""
         return self._queue[0].at if self._queue else math.inf
 
-    def due(self, now: float) -> list[Planned]:
+    def due(self, now: float) -> list[PlannedRequest]:
         """Everything planned up to now, in order."""
-        found: list[Planned] = []
+        found: list[PlannedRequest] = []
         while self._queue and self._queue[0].at <= now:
             at, _, arrival, after = heapq.heappop(self._queue)
             request = arrival.request
@@ -64,7 +64,7 @@ class Load:
             self.last_planned = max(self.last_planned, at)
             self._open[request.id] = arrival
             before = after if after is not None and _continues(request, after) else None
-            found.append(Planned(at, request, arrival.answer, before))
+            found.append(PlannedRequest(at, request, arrival.answer, before))
         return found
 
     def answered(self, request_id: str, now: float) -> bool:

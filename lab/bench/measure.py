@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 from turnout.compose.plugins import options_of
 from turnout.core.engine import Engine
-from turnout.lab.bench.client import Job
+from turnout.lab.bench.client import LoadRequest
 from turnout.lab.bench.config import BenchConfig
 from turnout.lab.bench.engine import EngineLoad
 from turnout.lab.bench.generator import Generator, limits
-from turnout.lab.bench.load import First, Load
-from turnout.lab.bench.prompts import Model, Prompts
-from turnout.lab.bench.remote import ORIGIN, Served, counters
+from turnout.lab.bench.load import First, OfferedLoad
+from turnout.lab.bench.prompts import PromptModel, Prompts
+from turnout.lab.bench.remote import ORIGIN, ServedModel, counters
 from turnout.lab.bench.sample import Sample
 from turnout.lab.bench.summary import over_runs, summary
 from turnout.lab.simulate.config import WORKLOADS
@@ -72,7 +72,7 @@ class EngineSubject:
     ) -> None:
         info = engine.info
         self._engine, self._temperature, self._clock, self._sleep = engine, temperature, clock, sleep
-        self._model = Model(info.vocab_size, min(info.max_model_len, info.capacity))
+        self._model = PromptModel(info.vocab_size, min(info.max_model_len, info.capacity))
         self.seats = info.max_num_seqs
         self.origin: Values = {name: getattr(info, name) for name in ORIGIN}
         self._share: list[float] = []
@@ -80,7 +80,7 @@ class EngineSubject:
     def run(
         self, workload: Workload | First, number: int, clients: int | None, limit: float, on_progress: OnProgress
     ) -> Run:
-        load, prompts = Load(workload.arrivals(1.0, self.seats), clients, limit), Prompts(self._model, number)
+        load, prompts = OfferedLoad(workload.arrivals(1.0, self.seats), clients, limit), Prompts(self._model, number)
         ran = EngineLoad(
             self._engine,
             load,
@@ -105,7 +105,7 @@ class EngineSubject:
 class ServerSubject:
     """A server, asked by a process of its own."""
 
-    def __init__(self, served: Served, config: BenchConfig, generator: Generator, known: Values) -> None:
+    def __init__(self, served: ServedModel, config: BenchConfig, generator: Generator, known: Values) -> None:
         """`known`: the generator's limits, where they were measured."""
         self._served, self._config, self._generator, self._known = served, config, generator, known
         self.seats, self.origin = served.seats, served.origin
@@ -114,7 +114,7 @@ class ServerSubject:
         self, workload: Workload | First, number: int, clients: int | None, limit: float, on_progress: OnProgress
     ) -> Run:
         served, options = self._served, self._config.remote
-        job = Job(
+        job = LoadRequest(
             served.url,
             workload,
             served.model,

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turnout.lab.bench.load import Planned
+from turnout.lab.bench.load import PlannedRequest
 from turnout.lab.workload.arrivals import FILLER
 
 SPECIAL = 256  # first ids of most vocabularies: control tokens and single bytes; none of them is used where others are
 
 
 @dataclass(frozen=True)
-class Model:
+class PromptModel:
     """What must be known of a model to ask it something."""
 
     vocab_size: int
@@ -30,13 +30,13 @@ class Prompts:
     """Prompts for one run. Another `run` gives others of the same lengths: nothing is found in a cache that an earlier run
     filled."""
 
-    def __init__(self, model: Model, run: int) -> None:
+    def __init__(self, model: PromptModel, run: int) -> None:
         self._model, self._salt = model, _mixed(np.array([run], dtype=np.uint64))
         self._low = SPECIAL if model.vocab_size > 4 * SPECIAL else 3 if model.vocab_size > 8 else 0
         self._made: dict[str, list[int]] = {}
         self.num_cut = 0  # prompts that were longer than the context has room for
 
-    def of(self, planned: Planned, said: Sequence[int] = ()) -> list[int]:
+    def of(self, planned: PlannedRequest, said: Sequence[int] = ()) -> list[int]:
         """`said`: what the request before it answered, where that is known; it is part of this prompt then.
 
         The end of a prompt that is too long is cut off. Raises ValueError for recorded tokens the model does not have.
@@ -61,7 +61,7 @@ class Prompts:
         """Nothing will go on from it."""
         self._made.pop(request_id, None)
 
-    def _recorded(self, planned: Planned) -> list[int]:
+    def _recorded(self, planned: PlannedRequest) -> list[int]:
         tokens = planned.request.tokens
         if max(tokens) >= self._model.vocab_size:
             raise ValueError(

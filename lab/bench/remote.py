@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from turnout.lab.bench.config import Remote
-from turnout.lab.bench.prompts import Model
+from turnout.lab.bench.prompts import PromptModel
 
 Values = dict[str, Any]
 ORIGIN = ("model", "architecture", "dtype", "device", "fingerprint", "composition", "plugins", "versions", "notes")
@@ -25,18 +25,18 @@ STOP = 20.0  # seconds our server has to leave when told to
 TIMEOUT = 10.0  # seconds for a question about the server itself
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """A server as it is asked and recorded."""
 
     url: str
     name: str  # of the model, in requests
-    model: Model
+    model: PromptModel
     ours: bool
     seats: int  # requests it runs at once; 0: it does not say
     origin: Values  # what it is made of, as far as it says
 
 
-def look(url: str, options: Remote) -> Served:
+def look(url: str, options: Remote) -> ServedModel:
     """Ask a server what it is. Raises ValueError saying which option would tell what it does not."""
     url = url.rstrip("/").removesuffix("/v1")
     models, info = _get(f"{url}/v1/models", options), _info(url, options)
@@ -54,7 +54,9 @@ def look(url: str, options: Remote) -> Served:
     max_model_len = min(_known("max_model_len", longest, url), info.get("capacity", math.inf))
     ours = "turnout" in (info.get("versions") or {})
     origin = {key: info[key] for key in ORIGIN if key in info} | {"url": url}
-    return Served(url, name, Model(vocab_size, int(max_model_len)), ours, info.get("max_num_seqs", 0), origin)
+    return ServedModel(
+        url, name, PromptModel(vocab_size, int(max_model_len)), ours, info.get("max_num_seqs", 0), origin
+    )
 
 
 def is_local(url: str) -> bool:

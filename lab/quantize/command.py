@@ -61,7 +61,7 @@ def _quantize(config: QuantizeConfig, loading: Progress) -> int:
         calibrated.check()
         calibrated.texts(config)
     path = Path(config.loader.find(config.model, plugins.load().formats(), lambda stage: loading(stage, 0.0)))
-    source = folder.Source(path)
+    source = folder.SourceFolder(path)
     taken, kept = linears.found(path, source.places.keys(), config.skip)
     folder.begin(out, _asked(config, path))
     before = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -86,7 +86,7 @@ def _asked(config: QuantizeConfig, path: Path) -> dict[str, Any]:
 
 
 def _round(
-    config: QuantizeConfig, source: folder.Source, out: Path, taken: list[str], kept: list[str], loading: Progress
+    config: QuantizeConfig, source: folder.SourceFolder, out: Path, taken: list[str], kept: list[str], loading: Progress
 ) -> None:
     rounding = Rounding(config.method)
     if config.method == "rtn":
@@ -110,7 +110,7 @@ def _round(
     folder.finish(out, source, planned, rounding.settings(kept))
 
 
-def _check_groups(rounding: Rounding, source: folder.Source, names: Mapping[str, str]) -> None:
+def _check_groups(rounding: Rounding, source: folder.SourceFolder, names: Mapping[str, str]) -> None:
     """Raise ValueError now for a layer whose width the groups do not divide: hours may lie before it."""
     if rounding.group == -1:
         return

@@ -17,7 +17,7 @@ OTHERS = ("*.json", "*.jinja", "*.txt", "*.model")  # tokenizer, chat template, 
 Make = Callable[[str, Tensor], Mapping[str, Tensor]]  # (stored name, tensor) -> what is written, by name
 
 
-class Source:
+class SourceFolder:
     """The tensors of a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Source:
         return found
 
 
-def shards(source: Source, limit: int) -> list[list[str]]:
+def shards(source: SourceFolder, limit: int) -> list[list[str]]:
     """Which source tensors make each file: as many as come to `limit` bytes as they are stored. Always the same."""
     from safetensors import safe_open
 
@@ -95,7 +95,7 @@ def begin(out: Path, asked: Mapping[str, Any]) -> None:
     _write(state, json.dumps(asked, indent=1, sort_keys=True))
 
 
-def fill(out: Path, source: Source, planned: list[list[str]], make: Make) -> Iterator[tuple[int, int, bool]]:
+def fill(out: Path, source: SourceFolder, planned: list[list[str]], make: Make) -> Iterator[tuple[int, int, bool]]:
     """Write the files that are not there yet. Yields (files done, files in all, whether this one was there already)."""
     from safetensors.torch import save_file
 
@@ -112,7 +112,7 @@ def fill(out: Path, source: Source, planned: list[list[str]], make: Make) -> Ite
         yield number, len(planned), there
 
 
-def finish(out: Path, source: Source, planned: list[list[str]], settings: Mapping[str, Any]) -> None:
+def finish(out: Path, source: SourceFolder, planned: list[list[str]], settings: Mapping[str, Any]) -> None:
     """The index, the settings and all that is no weight. Only then is the folder a model."""
     from safetensors import safe_open
 

@@ -24,7 +24,7 @@ from turnout.server.steplog.events import Aborted, Added, Dropped, Event, Finish
 from turnout.server.steplog.record import finished, stepped
 
 
-class Difference(NamedTuple):
+class ReplayDifference(NamedTuple):
     """Where a replay went another way first."""
 
     step: int
@@ -41,7 +41,7 @@ class ReplayResult(NamedTuple):
 
     num_steps: int  # that came out the same
     num_requests: int
-    difference: Difference | None
+    difference: ReplayDifference | None
     stopped: str | None  # why the recording ends before its engine did, if it does
 
 
@@ -114,19 +114,19 @@ def component(composition: Any, slot: str) -> Any:
     return OmegaConf.to_object(OmegaConf.merge(node, named["options"]))
 
 
-def _again(engine: Engine, reel: Reel, recorded: Stepped) -> Difference | None:
+def _again(engine: Engine, reel: Reel, recorded: Stepped) -> ReplayDifference | None:
     """Make the step again; what is not the same."""
     reel.wind(recorded)
     try:
         engine.step()
     except (ContractError, RecordedFailure) as error:
-        return Difference(recorded.number, "the engine", "went on", f"{type(error).__name__}: {error}")
+        return ReplayDifference(recorded.number, "the engine", "went on", f"{type(error).__name__}: {error}")
     seen = reel.seen
     assert seen is not None
     for name in COMPARED:
         before, now = getattr(recorded, name), getattr(seen, name)
         if before != now:
-            return Difference(recorded.number, name, before, now)
+            return ReplayDifference(recorded.number, name, before, now)
     return None
 
 

@@ -10,25 +10,27 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from turnout.lab.simulate.record import Record
+from turnout.lab.simulate.record import SimulationRecord
 
 FARTHEST = 4096  # times the workload's own rate, and as small a part of it
 SHARE = 0.99
 BEHIND = 0.05  # of all requests
 
-Probe = Callable[[float, dict[str, int]], Record]  # (rate, values that may be above each bound) -> what came of it
+Probe = Callable[
+    [float, dict[str, int]], SimulationRecord
+]  # (rate, values that may be above each bound) -> what came of it
 
 
-class Found(NamedTuple):
+class CapacityResult(NamedTuple):
     """What the search came to."""
 
     rate: float | None  # requests a second; None: no rate keeps the bounds
     fails_at: float | None  # the lowest rate seen to break one; None: even the highest tried keeps them
-    record: Record  # of the run at `rate`; of the last one where there is none
+    record: SimulationRecord  # of the run at `rate`; of the last one where there is none
     probes: list[tuple[float, bool]]  # every rate tried and whether it kept the bounds
 
 
-def search(probe: Probe, first: Record, rate: float, precision: float) -> Found:
+def search(probe: Probe, first: SimulationRecord, rate: float, precision: float) -> CapacityResult:
     """`first` is the whole run at `rate`, from which the search goes up or down."""
     allowed = {name: _allowed(getattr(first, name).count) for name in first.bounds}
     probes, records = [(rate, keeps(first))], {rate: first}
@@ -48,10 +50,10 @@ def search(probe: Probe, first: Record, rate: float, precision: float) -> Found:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     best = low if low > 0.0 else None
-    return Found(best, None if high == math.inf else high, records[best or probes[-1][0]], probes)
+    return CapacityResult(best, None if high == math.inf else high, records[best or probes[-1][0]], probes)
 
 
-def keeps(record: Record) -> bool:
+def keeps(record: SimulationRecord) -> bool:
     """Whether p99 of everything bounded is under its bound, and the engine keeps up."""
     if record.hopeless or record.num_behind > max(1, BEHIND * record.num_added):
         return False
@@ -63,7 +65,7 @@ def _allowed(count: int) -> int:
     return count - math.ceil(SHARE * count - 1e-9)
 
 
-def describe(found: Found) -> dict[str, Any]:
+def describe(found: CapacityResult) -> dict[str, Any]:
     """As plain values."""
     return {
         "rate": found.rate,

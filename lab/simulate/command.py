@@ -17,7 +17,7 @@ from turnout.lab.simulate import capacity
 from turnout.lab.simulate.config import LATENCIES, SLOTS, WORKLOADS, SimulateConfig
 from turnout.lab.simulate.loop import OnProgress, Simulation
 from turnout.lab.simulate.points import Point, expand
-from turnout.lab.simulate.record import Record
+from turnout.lab.simulate.record import SimulationRecord
 from turnout.server.cli.arguments import ordered
 from turnout.server.cli.composing import config_dirs, installed, searchpath, show
 from turnout.server.cli.overrides import MANY, Usage, checked, try_composing, vet
@@ -81,7 +81,7 @@ def _maker(point: Point, places: list[str], found: Plugins) -> Make:
 def _simulated(make: Make, found: Plugins, on_progress: OnProgress) -> Values:
     """One composition, at its rate or at the highest that keeps the bounds."""
 
-    def simulate(factor: float = 1.0, allowed: Mapping[str, int] | None = None) -> tuple[Simulation, Record]:
+    def simulate(factor: float = 1.0, allowed: Mapping[str, int] | None = None) -> tuple[Simulation, SimulationRecord]:
         config = make()
         if rate is not None:
             config.workload.rate = rate

@@ -13,7 +13,7 @@ from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.latency import Constant, Fitted
 from turnout.lab.workload import synthetic
 from turnout.lab.workload.agents import Agents
-from turnout.lab.workload.trace import Trace
+from turnout.lab.workload.trace import TraceFile
 
 WORKLOADS = {
     "chat": synthetic.Chat,
@@ -24,7 +24,7 @@ WORKLOADS = {
     "long_documents": synthetic.LongDocuments,
     "mixed": synthetic.Mixed,
     "interference": synthetic.Interference,
-    "trace": Trace,
+    "trace": TraceFile,
 }
 LATENCIES = {"analytic": Analytic, "fitted": Fitted, "constant": Constant}
 SLOTS = ("scheduler", "preemption", "blocks")  # the parts that are simulated

@@ -21,7 +21,7 @@ from turnout.core.interfaces import BlockManager
 from turnout.core.types import EngineInfo
 from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.config import SimulateConfig
-from turnout.lab.simulate.record import Record
+from turnout.lab.simulate.record import SimulationRecord
 from turnout.lab.simulate.runner import Latency, SimulatedRunner, VirtualClock
 from turnout.lab.workload.arrivals import VOCAB_SIZE, Arrival, Workload
 
@@ -47,7 +47,7 @@ class Simulation:
         self.engine = Engine(
             self.runner, config.scheduler, config.blocks, config.preemption, self.info, hooks=hooks, clock=self.clock
         )
-        self.record = Record(config, allowed)
+        self.record = SimulationRecord(config, allowed)
         workload: Workload = config.workload
         self._coming = workload.arrivals(factor, config.limits.max_num_seqs)
         self._next = next(self._coming, None)
@@ -55,7 +55,7 @@ class Simulation:
         self._open: dict[str, Arrival] = {}
         self._number, self._began = 0, -1.0
 
-    def run(self, on_progress: OnProgress = lambda finished, seconds: None) -> Record:
+    def run(self, on_progress: OnProgress = lambda finished, seconds: None) -> SimulationRecord:
         """To the end, or until it is hopeless. Raises ValueError for a faulty trace, ContractError for a policy."""
         engine, clock, record, runner = self.engine, self.clock, self.record, self.runner
         began = spoke = time.perf_counter()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from turnout.compose.plugins import SLOTS, Plugins
 from turnout.lab.simulate.config import LATENCIES, WORKLOADS
-from turnout.lab.workload.trace import Trace
+from turnout.lab.workload.trace import TraceFile
 from turnout.server.cli.overrides import Usage
 from turnout.server.cli.texts import quoted
 
@@ -75,7 +75,7 @@ def _has(key: str, chosen: dict[str, str], lists: list[list[_Alternative]], foun
     if group in SLOTS:
         component: type = found.get(group, name).component
     elif group in ("workload", "latency"):
-        component = LATENCIES[name] if group == "latency" else WORKLOADS.get(name, Trace)
+        component = LATENCIES[name] if group == "latency" else WORKLOADS.get(name, TraceFile)
     else:
         return True
     return option.partition(".")[0] in {spec.name for spec in dataclasses.fields(component)}

@@ -19,7 +19,7 @@ ID, FINISH = itemgetter(0), itemgetter(2)  # of an Output
 MEASURES = ("ttft", "itl", "tpot", "e2e", "queue")
 
 
-class Record:
+class SimulationRecord:
     """Follows one engine. `ttft`: arrival to first token; `itl`: every gap between two tokens of a request; `tpot`: the
     mean gap of a request; `e2e`: arrival to last token; `queue`: arrival to the first step it is in."""
 

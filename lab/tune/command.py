@@ -60,7 +60,7 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins, comp
     from rich.console import Console
 
     from turnout.lab.bench.environment import environment
-    from turnout.lab.bench.equality import Judge
+    from turnout.lab.bench.equality import EqualityJudge
     from turnout.lab.tune.composition import command_of, preset
     from turnout.lab.tune.report import evidence, markdown, show
     from turnout.lab.tune.trials import Trials
@@ -73,7 +73,7 @@ def _tune(overrides: Mapping[str, str], config: TuneConfig, found: Plugins, comp
         torch.set_num_threads(config.threads)
     where = environment()
     with Progress(None) as progress:
-        trials, judge = Trials(found.manager, progress), Judge(config.equality)
+        trials, judge = Trials(found.manager, progress), EqualityJudge(config.equality)
         walk = Tuner(overrides, compose, found, trials, judge, progress).run()
     result: dict[str, Any] = {"environment": where} | evidence(walk, config)
     console = Console(width=None if sys.stdout.isatty() else 160)

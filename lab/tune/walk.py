@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from turnout.compose.plugins import PluginError, Plugins
 from turnout.core.types import ContractError, ModelError
-from turnout.lab.bench.equality import Judge
+from turnout.lab.bench.equality import EqualityJudge
 from turnout.lab.tune.goal import Goal, Outcome, better, worst
 from turnout.lab.tune.load import Same
 from turnout.lab.tune.trials import Law, Make, Measured, OnProgress, Trials
@@ -85,7 +85,7 @@ class Tuner:
         compose: Compose,
         found: Plugins,
         trials: Trials,
-        judge: Judge,
+        judge: EqualityJudge,
         on_progress: OnProgress,
     ) -> None:
         self._start, self._compose, self._found, self._on_progress = dict(overrides), compose, found, on_progress

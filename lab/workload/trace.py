@@ -17,7 +17,7 @@ Lines = Iterator[tuple[Arrival, str]]
 
 
 @dataclass
-class Trace:
+class TraceFile:
     """The requests of a file, perhaps gzipped. Raises ValueError with the file and the line for what can't be read."""
 
     path: str = ""

@@ -17,7 +17,7 @@ from turnout.lab.simulate.analytic import Analytic
 from turnout.lab.simulate.command import _little_garbage
 from turnout.lab.simulate.config import SimulateConfig
 from turnout.lab.simulate.loop import Simulation
-from turnout.lab.simulate.record import Record
+from turnout.lab.simulate.record import SimulationRecord
 from turnout.lab.workload.synthetic import Chat
 from turnout.plugins.blocks import PagedBlocks
 from turnout.plugins.preemption import Recompute
@@ -26,7 +26,7 @@ from turnout.plugins.scheduler import FCFS
 pytestmark = pytest.mark.slow
 
 
-def simulate(chat: Chat, num_blocks: int | None, seats: int) -> Record:
+def simulate(chat: Chat, num_blocks: int | None, seats: int) -> SimulationRecord:
     config = SimulateConfig(
         FCFS(), Recompute(), PagedBlocks(16, num_blocks), chat, Analytic(), Limits(max_num_seqs=seats)
     )
@@ -38,7 +38,7 @@ def simulate(chat: Chat, num_blocks: int | None, seats: int) -> Record:
 def test_a_hundred_thousand_requests_of_a_chat(benchmark: Any, request: pytest.FixtureRequest) -> None:
     whole = request.config.getoption("benchmark_only")
     num_requests, seats = (100_000, 1000) if whole else (300, 100)
-    record: Record = benchmark.pedantic(simulate, (Chat(num_requests), None, seats), rounds=1)
+    record: SimulationRecord = benchmark.pedantic(simulate, (Chat(num_requests), None, seats), rounds=1)
     assert record.num_finished == num_requests
     wall = record.summary()["wall"]
     benchmark.extra_info["tokens"] = record.stats.generated_tokens

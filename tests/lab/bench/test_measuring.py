@@ -11,12 +11,12 @@ from scripted_http import DONE, Script, ScriptedServer, event, plain, usage, vir
 from virtual import timed_engine
 
 from turnout.core.types import Request
-from turnout.lab.bench.client import HttpLoad, Job
+from turnout.lab.bench.client import HttpLoad, LoadRequest
 from turnout.lab.bench.config import BenchConfig
 from turnout.lab.bench.engine import EngineLoad
-from turnout.lab.bench.load import Load
+from turnout.lab.bench.load import OfferedLoad
 from turnout.lab.bench.measure import EngineSubject, measured
-from turnout.lab.bench.prompts import Model, Prompts
+from turnout.lab.bench.prompts import PromptModel, Prompts
 from turnout.lab.bench.sample import Sample
 from turnout.lab.workload.agents import Agents
 from turnout.lab.workload.arrivals import Arrival, prompt, sampling
@@ -24,7 +24,7 @@ from turnout.lab.workload.synthetic import Chat, Poisson
 from turnout.plugins.scheduler import FCFS
 
 LAW = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)  # a step takes a second, and a tenth for each prompt token
-MODEL = Model(900, 400)
+MODEL = PromptModel(900, 400)
 
 
 class Times:
@@ -44,7 +44,7 @@ def on_engine(workload: Any, clients: int | None = None, **limits: Any) -> tuple
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    load = Load(workload.arrivals(1.0, 2), clients)
+    load = OfferedLoad(workload.arrivals(1.0, 2), clients)
     ran = EngineLoad(engine, load, Prompts(MODEL, 1), salt="run 1", clock=clock, sleep=sleep).run()
     assert ran.whole
     return ran.samples, ran.seconds
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_in_the_engine() -> No
         if finished == 2:
             raise KeyboardInterrupt
 
-    load = Load(Times(*range(8)).arrivals(1.0, 1))
+    load = OfferedLoad(Times(*range(8)).arrivals(1.0, 1))
     ran = EngineLoad(engine, load, Prompts(MODEL, 1), clock=clock, sleep=lambda s: None, on_progress=interrupt).run()
     assert not ran.whole
     assert len(ran.samples) == 2
@@ -154,7 +154,9 @@ def over_http(
     server: ScriptedServer, workload: Any, *, clients: int | None = None, **job: Any
 ) -> tuple[list[Sample], HttpLoad]:
     samples: list[Sample] = []
-    load = HttpLoad(Job("http://127.0.0.1:1", workload, MODEL, "m", 1, 2, clients, **job), samples.append, server)
+    load = HttpLoad(
+        LoadRequest("http://127.0.0.1:1", workload, MODEL, "m", 1, 2, clients, **job), samples.append, server
+    )
     virtually(load.run())
     return sorted(samples, key=lambda sample: sample.planned), load
 

@@ -12,7 +12,7 @@ from turnout.core.types import Request
 from turnout.lab.simulate.capacity import BEHIND, describe, keeps, search
 from turnout.lab.simulate.config import Capacity
 from turnout.lab.simulate.latency import Constant
-from turnout.lab.simulate.record import Record
+from turnout.lab.simulate.record import SimulationRecord
 from turnout.lab.workload.arrivals import Arrival, prompt, sampling
 from turnout.plugins.blocks import PagedBlocks
 
@@ -37,7 +37,7 @@ def probe(
     allowed: Mapping[str, int] | None = None,
     bound: float = BOUND,
     limits: Limits = Limits(max_num_seqs=1),  # noqa: B008  it is never written to
-) -> Record:
+) -> SimulationRecord:
     one = simulation(
         workload=Even(),
         latency=Constant(SERVICE),

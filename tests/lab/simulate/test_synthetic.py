@@ -11,7 +11,7 @@ from turnout.lab.simulate.config import WORKLOADS
 from turnout.lab.workload import synthetic
 from turnout.lab.workload.agents import Agents
 from turnout.lab.workload.arrivals import Arrival, prompt
-from turnout.lab.workload.trace import Trace
+from turnout.lab.workload.trace import TraceFile
 from turnout.plugins.blocks import PagedBlocks
 
 SYNTHETIC = sorted(set(WORKLOADS) - {"trace"})
@@ -104,7 +104,7 @@ def test_a_prompt_shares_its_first_token_with_no_other() -> None:
         (synthetic.Chat, {"rate": -1.0}, "workload.rate must be above 0, got -1.0"),
         (synthetic.Bursts, {"rate": None}, "workload.rate must be given"),
         (synthetic.Mixed, {"tenants": 2}, "workload.tenants must stay 1 for workload=mixed"),
-        (Trace, {"speed": 0.0}, "workload.speed must be above 0, got 0.0"),
+        (TraceFile, {"speed": 0.0}, "workload.speed must be above 0, got 0.0"),
     ],
 )
 def test_an_option_out_of_range_is_named(kind: type, options: dict[str, object], message: str) -> None:
@@ -114,4 +114,4 @@ def test_an_option_out_of_range_is_named(kind: type, options: dict[str, object],
 
 def test_a_trace_needs_a_path() -> None:
     with pytest.raises(ValueError, match="workload=FILE names the trace"):
-        list(Trace().arrivals(1.0, 1))
+        list(TraceFile().arrivals(1.0, 1))

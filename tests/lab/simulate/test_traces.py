@@ -14,7 +14,7 @@ from simulations import arrival, shapes, simulation
 from turnout.compose.config import Limits
 from turnout.core.types import Request
 from turnout.lab.workload.arrivals import Arrival, in_order
-from turnout.lab.workload.trace import Trace
+from turnout.lab.workload.trace import TraceFile
 from turnout.plugins.blocks import PagedBlocks
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -35,7 +35,7 @@ MOONCAKE = """{"timestamp": 27482, "input_length": 1100, "output_length": 52, "h
 
 def requests(path: Path, text: str, factor: float = 1.0, **options: object) -> list[Request]:
     path.write_text(text)
-    return [a.request for a in Trace(str(path), **options).arrivals(factor, 1)]  # type: ignore[arg-type]
+    return [a.request for a in TraceFile(str(path), **options).arrivals(factor, 1)]  # type: ignore[arg-type]
 
 
 def test_an_azure_trace_is_known_by_its_header(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_date_with_a_zone_is_read_as_well(tmp_path: Path) -> None:
 
 def test_a_burstgpt_trace_leaves_failed_requests_out_and_names_the_model_as_tenant(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(BURSTGPT)
-    trace = Trace(str(tmp_path / "t.csv"))
+    trace = TraceFile(str(tmp_path / "t.csv"))
     found = [a.request for a in trace.arrivals(1.0, 1)]
     assert shapes(found) == [(0.0, 472, 18), (113.5, 417, 276)]
     assert [r.labels["tenant"] for r in found] == ["ChatGPT", "GPT-4"]
@@ -65,7 +65,7 @@ def test_mooncake_block_ids_become_prefixes_that_the_cache_finds(tmp_path: Path)
     assert first.tokens[1024:1030] != second.tokens[1024:1030]
     assert third.tokens[0] not in first.tokens
     run = simulation(
-        workload=Trace(str(tmp_path / "t")),
+        workload=TraceFile(str(tmp_path / "t")),
         blocks=PagedBlocks(16, 400),
         limits=Limits(),
     )
@@ -74,7 +74,7 @@ def test_mooncake_block_ids_become_prefixes_that_the_cache_finds(tmp_path: Path)
 
 def test_a_gzipped_file_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + AZURE.replace("\n", "\r\n").encode()))
-    assert len(list(Trace(str(tmp_path / "t.csv.gz")).arrivals(1.0, 1))) == 3
+    assert len(list(TraceFile(str(tmp_path / "t.csv.gz")).arrivals(1.0, 1))) == 3
 
 
 def test_speed_and_factor_make_arrivals_denser_and_a_count_ends_them(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def recording(path: Path) -> Path:
 
 
 def test_a_recording_gives_prompts_labels_and_the_tokens_that_were_said(tmp_path: Path) -> None:
-    first, second = Trace(str(recording(tmp_path / "r"))).arrivals(1.0, 1)
+    first, second = TraceFile(str(recording(tmp_path / "r"))).arrivals(1.0, 1)
     assert (first.request.tokens, first.answer, first.request.arrived) == ([5, 6, 7], [11, 12], 0.0)
     assert (first.request.labels, first.request.salt) == ({"tenant": "x"}, "s")
     assert (second.answer, second.request.sampling.max_tokens) == ([21], 1)  # aborted after one
@@ -153,7 +153,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, text: str, message:
 def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(ValueError, match="cannot be read"):
-            list(Trace(str(path)).arrivals(1.0, 1))
+            list(TraceFile(str(path)).arrivals(1.0, 1))
 
 
 def test_lines_a_little_out_of_order_are_sorted_and_lines_far_out_of_order_are_named() -> None:

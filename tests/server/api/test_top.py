@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from turnout.lab import top
-from turnout.lab.top import Options, Sample, rows, scrape
+from turnout.lab.top import MetricsSample, TopOptions, rows, scrape
 from turnout.server.api.app import create_app
 from turnout.server.cli.main import main
 from turnout.server.cli.overrides import Usage
@@ -25,9 +25,9 @@ from turnout.server.text.tokenizer import Text
 PLUGINS = {"model_name": "m", "engine": "0", "plugin_version": "", "scheduler": "fcfs", "attention": "cpu"}
 
 
-def sample(at: float, modes: dict[str, float] | None = None, **series: float) -> Sample:
+def sample(at: float, modes: dict[str, float] | None = None, **series: float) -> MetricsSample:
     named = {name.replace("__", ":", 1): value for name, value in series.items()}
-    return Sample(at, named, modes or {}, PLUGINS, "m")
+    return MetricsSample(at, named, modes or {}, PLUGINS, "m")
 
 
 def shown(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -107,13 +107,13 @@ def test_what_answers_but_is_no_running_turnout_is_said(reply: PlainTextResponse
         return reply
 
     with live(Starlette(routes=[Route("/metrics", metrics)])) as url, pytest.raises(top.NoServer, match=words):  # type: ignore[arg-type]
-        scrape(Options(url))
+        scrape(TopOptions(url))
 
 
 def test_a_server_without_the_metrics_it_reads_is_told_how_to_have_them(engine: ScriptedEngine, text: Text) -> None:
     app = create_app(engine, text, ServerConfig(metrics_compat=[]))
     with live(app) as url, pytest.raises(top.NoServer, match=r"server\.metrics_compat=\[v1\]"):
-        scrape(Options(url))
+        scrape(TopOptions(url))
 
 
 @pytest.mark.parametrize("args", [["now"], ["color=red"], ["every=soon"], ["every=0"], ["url=127.0.0.1:8000"]])
