@@ -142,16 +142,12 @@ class StackCheck(Protocol):
 
 @runtime_checkable
 class PackedQuantizer(Protocol):
-    """quant: for one that reads a model file's own packed matrices (`PackedFormat`), not the floats of its folder.
-
-    Its `linear` gets them as that format names them.
-    """
+    """quant: for one whose `linear` reads a model file's own packed matrices (`PackedFormat`), not the folder's floats."""
 
     packed_format: ClassVar[str]  # the format's name
 
     def embedding(self, name: str, linear: nn.Module) -> nn.Module:
-        """int64 [...] -> [..., in_features]: the rows of a layer that `linear` made of an embedding's matrix. A head
-        tied to the embedding is that layer."""
+        """int64 [...] -> [..., in_features]: the rows of a layer that `linear` made; a head tied to it is that layer."""
         ...
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from turnout.compose import plugins
 from turnout.compose.config import Limits
+from turnout.compose.conformance import members
 from turnout.core import hooks, interfaces, optional
-from turnout.core.conformance import members
 from turnout.server.config import SamplingConfig, ServerConfig
 from turnout.testing import check_component
 
