@@ -203,7 +203,7 @@ class Grammars:
             self._known.move_to_end(spec)
             self.stats.reused += 1
         if future.done():
-            self._start(request, future)
+            self._followed[request.id] = self._start(future)
             return True
         self._compiling[request.id] = _Compiling(future, self.clock())
         return False
@@ -221,11 +221,11 @@ class Grammars:
                             f"compiling the form took longer than limits.grammar_timeout, {self.limits.grammar_timeout:g} s; "
                             "send a simpler one"
                         )
-                    self._followed[rid] = Followed(each.future.result().start())
+                    self._followed[rid] = self._start(each.future)
                     yield rid, None
-                except Exception as error:  # noqa: BLE001  a stranger's code
+                except ValueError as error:
                     self.stats.refused += 1
-                    yield rid, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                    yield rid, str(error)
 
     def wait(self) -> None:
         """Let time pass until a form is compiled, but not long."""
@@ -250,13 +250,15 @@ class Grammars:
         self._followed.pop(request_id, None)
         self._compiling.pop(request_id, None)
 
-    def _start(self, request: Request, future: Future[Grammar]) -> None:
+    @staticmethod
+    def _start(future: Future[Grammar]) -> Followed:
+        """A state of a compiled form. Raises ValueError for one that is refused."""
         try:
-            self._followed[request.id] = Followed(future.result().start())
-        except ValueError:
-            raise
-        except Exception as error:  # a stranger's code
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            return Followed(future.result().start())
+        except Exception as error:  # whatever a stranger's code raises
+            raise (
+                error if isinstance(error, ValueError) else ValueError(f"{type(error).__name__}: {error}")
+            ) from error
 
     def _compile(self, spec: StructuredSpec) -> Grammar:
         assert self.structured is not None
