@@ -3,8 +3,8 @@
     add ─▶ ask ─▶ compiling, on a thread ─▶ ready ─▶ constrain(step) ─▶ Constraint: fill before sampling, take after it
              └── known already ──────────────▲
 
-A state is touched by whoever computes steps, one after the other. Where it stands is told by the number of tokens it has
-taken in; what its request has is the truth, so a state that is ahead goes back, and one that is behind catches up.
+A state is touched by whoever computes steps, one after the other. What its request has is the truth: a state that is
+ahead goes back, and one that is behind catches up.
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ class StepConstraint:
         place.copy_(plain)
 
     def take(self, tokens: Sequence[int], failed: Collection[int] = ()) -> None:
-        """See Constraint."""
         self.taken = True
         for row in self._rows:
             token = tokens[row.place]
