@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int64_t SCRATCH = 64 << 20;  // bytes that a layer's two halves take together: more rows are computed in pieces
+constexpr int64_t TOGETHER = 256;      // rows in a piece: their activations stay near, the weights are read not too often
 constexpr int64_t LITTLE = 65536;      // numbers that one thread is done with before others have woken
 
 struct Norm {
@@ -85,7 +86,7 @@ void put_row(const float* from, void* x, int64_t r, int64_t dim, const Outside& 
 // Rows computed together, so that their scratch of so many numbers each stays bounded
 int64_t rows_at_once(int64_t rows, int64_t numbers) {
     const int64_t fit = SCRATCH / 2 / sizeof(float) / numbers / 32 * 32;
-    return std::min(rows, std::max<int64_t>(32, fit));
+    return std::min({rows, TOGETHER, std::max<int64_t>(32, fit)});
 }
 
 // x [rows, dim] -> q [rows, heads, head_dim], k, v [rows, kv_heads, head_dim]
