@@ -325,3 +325,30 @@ def test_random_texts_are_never_an_error_and_stall_no_neighbour(serve: Serve, te
         ]
         assert [reply.status for reply in api.together(calls)] == [200] * 8
         assert engine.stats.num_running == 0 and not engine.left
+
+
+def test_the_official_client_reads_calls_and_reasoning_of_a_stream(serve: Serve) -> None:
+    import openai
+    import pydantic
+    from callers import live
+
+    class weather(pydantic.BaseModel):
+        city: str
+        days: int
+
+    api, _ = serve(ANSWERS["qwen3 thinks"].text, "hermes", "think")
+    with live(api.app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {
+            "model": api.model,
+            "messages": [{"role": "user", "content": "The weather?"}],
+            "tools": [openai.pydantic_function_tool(weather)],
+        }
+        whole = client.chat.completions.parse(**asked).choices[0]
+        assert whole.finish_reason == "tool_calls" and whole.message.tool_calls is not None
+        assert whole.message.tool_calls[0].function.parsed_arguments == weather(**CALLS[0][1])
+        with client.chat.completions.stream(**asked) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_completion().choices[0].message
+        assert "tool_calls.function.arguments.done" in kinds and final.tool_calls is not None
+        assert final.tool_calls[0].function.parsed_arguments == weather(**CALLS[0][1])
+        assert getattr(final, "reasoning_content", None) == "Which city?"
