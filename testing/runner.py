@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import SkipTest
@@ -79,6 +79,27 @@ class Driven:
         want = greedy(self.model, request.tokens[: request.num_prompt], request.num_generated)
         got = request.tokens[request.num_prompt :]
         assert got == want, f"{what}: the tokens are {got}, the model says {want}"
+
+
+class Allowing:
+    """A Constraint: the samples in `rows` may be one of `tokens`."""
+
+    complete = ()
+
+    def __init__(self, rows: tuple[int, ...], tokens: Sequence[int]) -> None:
+        self.rows, self.sampled = rows, list[int]()
+        self._bits = torch.zeros(len(rows), -(-VOCAB // 32), dtype=torch.int32)
+        for token in tokens:
+            self._bits[:, token // 32] |= 1 << token % 32
+
+    def fill(self) -> torch.Tensor:
+        return self._bits
+
+    def take(self, tokens: Sequence[int], failed: Collection[int] = ()) -> None:
+        self.sampled = list(tokens)
+
+    def judged(self, result: Result) -> Result:
+        return result
 
 
 class RunnerContract:
@@ -202,6 +223,20 @@ class RunnerContract:
         assert banned.tokens[len(PROMPTS[3])] != likeliest, "a token with a bias of -100 was taken"
         assert forced.tokens[1:4] == [4, 44, 14], f"forced tokens came out as {forced.tokens[1:4]}"
         assert all(0 <= token < VOCAB for token in (*seeded.tokens, *banned.tokens)), "a token beyond the vocabulary"
+
+    def test_a_constraint_holds_for_its_own_rows_and_is_told_what_was_sampled(self) -> None:
+        driven = self.driven()
+        free, formed = driven.request(PROMPTS[0]), driven.request(PROMPTS[3], replace(GREEDY, logprobs=1))
+        likeliest = greedy(driven.model, PROMPTS[3], 1)[0]
+        allowed = [token for token in (3, 5, 11) if token != likeliest]
+        constraint = Allowing((1,), allowed)
+        result = driven.run(driven.chunk(free), driven.chunk(formed), constraint=constraint)
+        assert result.tokens[1] in allowed, f"{result.tokens[1]} was sampled, only {allowed} may be"
+        assert constraint.sampled == result.tokens, (
+            f"{result.tokens} were sampled, the constraint heard {constraint.sampled}"
+        )
+        driven.holds(free, "beside a row with a constraint")
+        assert result.logprobs[1].top[0][0] == likeliest, "log-probabilities are not the model's own"
 
     def test_its_cache_fits_the_memory_and_no_more_than_can_be_filled(self) -> None:
         limits = Limits(max_num_batched_tokens=64, max_num_seqs=3, max_model_len=MAX_LEN)

@@ -46,6 +46,13 @@ def _turned(moves: Any) -> Any:
     return tuple(move._replace(source=move.target, target=move.source) for move in moves)
 
 
+def _neighbours(step: Step) -> Step:
+    """The constraint is taken for that of the first row."""
+    if step.constraint is not None:
+        step.constraint.rows = (0,)
+    return step
+
+
 class Sequential(Planted):
     """Copies one block after the other."""
 
@@ -89,6 +96,8 @@ PLANTED = {
         said(lambda r: r._replace(scores={name: found[::-1] for name, found in r.scores.items()})),
         "log probabilities",
     ),
+    "no constraint": (given(lambda s: replace(s, constraint=None)), "a constraint holds"),
+    "the constraint of the neighbour": (given(_neighbours), "a constraint holds"),
     "room without end": (dataclass(Greedy), "its cache fits the memory"),
 }
 
