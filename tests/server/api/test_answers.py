@@ -271,3 +271,14 @@ class TestBeamSearchShown:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/completions", json=body, timeout=0.3)
         until(lambda: engine.left == [engine.requests[0].id])
+
+
+def test_a_choice_that_a_stop_string_ends_is_aborted_while_the_other_goes_on(api: Api, engine: ScriptedEngine) -> None:
+    fields: dict[str, Any] = {"n": 2, "seed": 7, "temperature": 1, "max_tokens": 30}
+    first, other = (choice["text"] for choice in api.complete(**fields).good["choices"])
+    stop = next(first[at : at + 4] for at in range(len(first)) if first[at : at + 4] not in other)
+    engine.left.clear()
+    engine.pace = 0.002
+    choices = api.complete(**fields, stop=stop).good["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "length"]
+    assert engine.left == [engine.requests[-2].id]
