@@ -27,6 +27,10 @@ FORMATS = {
     ),
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
+OPENING = {  # keywords beside which an object can't be closed without a look at the others
+    *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
+    *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"),
+}
 ANY: Mapping[str, Any] = {"type": "object"}
 
 
@@ -83,9 +87,32 @@ def strict(
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a function's arguments."""
+    """The schema of a function's arguments, closed: an object that names its properties and does not say whether it has
+    others has none. A function would not know them, and a weak model writes them without end."""
     found = tool["function"].get("parameters")
-    return found if found else NOTHING
+    closed: Mapping[str, Any] = _closed(found) if found else NOTHING
+    return closed
+
+
+def _closed(schema: Any, *, part: bool = False) -> Any:
+    """The schema with its objects closed; `part`: others say more of the same object."""
+    if isinstance(schema, list):
+        return [_closed(item, part=part) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for word in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(word), dict):
+            made[word] = {name: _closed(inner) for name, inner in schema[word].items()}
+    for word in ("items", "prefixItems"):
+        if word in schema:
+            made[word] = _closed(schema[word])
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            made[word] = _closed(schema[word], part=part or "properties" in schema)
+    if "properties" in schema and not part and not schema.keys() & OPENING:
+        made["additionalProperties"] = False
+    return made
 
 
 def _begin(form: CallForm, tool: Tool) -> str:

@@ -16,7 +16,7 @@ from turnout.compose import plugins
 from turnout.core.parsers import CallDelta
 from turnout.core.types import StructuredSpec
 from turnout.plugins.structured.llguidance import LLGuidance
-from turnout.server.text.call_grammar import either, forced, strict
+from turnout.server.text.call_grammar import either, forced, schema_of, strict
 from turnout.server.text.parsers import CollectedParts, Parts
 from turnout.server.text.tokenizer import Text
 
@@ -193,3 +193,23 @@ def test_what_can_not_be_enforced_in_raw_strings_is_refused_by_name(dice: Dice) 
     }
     with pytest.raises(ValueError, match="at has the format 'ipv6'"):
         forced(parser_of("glm").form(""), [tool], dice.text.added, single=True, compact=True)
+
+
+def test_objects_that_do_not_say_whether_they_have_other_properties_have_none() -> None:
+    inner = {"properties": {"a": {"type": "string"}}}
+    parameters = {
+        "type": "object",
+        "properties": {
+            "one": inner,
+            "many": {"type": "array", "items": {"anyOf": [inner, {"type": "null"}]}},
+            "any": {"type": "object"},
+        },
+        "$defs": {"open": inner | {"additionalProperties": True}, "composed": {"properties": {}, "allOf": [inner]}},
+    }
+    found: Any = schema_of({"function": {"name": "f", "parameters": parameters}})
+    closed = inner | {"additionalProperties": False}
+    assert found["additionalProperties"] is False and found["properties"]["one"] == closed
+    assert found["properties"]["many"]["items"]["anyOf"][0] == closed and found["properties"]["any"] == {
+        "type": "object"
+    }
+    assert found["$defs"] == parameters["$defs"]
