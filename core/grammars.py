@@ -264,8 +264,10 @@ class Grammars:
         began = time.perf_counter()
         try:
             grammar = self.structured.compile(spec)
-            if grammar.start().finished:
-                raise ValueError("the form fits the empty answer only")
+            state, row = grammar.start(), torch.zeros(-(-self.vocab_size // 32), dtype=torch.int32)
+            state.fill(row)
+            if not row.any():
+                raise ValueError(f"{'only the empty answer' if state.accepting else 'no answer'} has this form")
             self.stats.compiled += 1
             return grammar
         finally:

@@ -163,6 +163,8 @@ BROKEN: tuple[tuple[str, object, str], ...] = (  # kind, value, what the refusal
     ("json_schema", False, ""),
     ("json_schema", "{", "JSON"),
     ("regex", "(", ""),
+    ("choice", [], "choice"),
+    ("json_schema", {"type": 7}, ""),
     ("grammar", 'root ::= "a" nowhere', ""),
     ("structural_tag", {"structures": []}, "structures"),
 )

@@ -59,7 +59,7 @@ class LLGuidance:
             asked = schema.read(spec.value) if spec.kind == "json_schema" else {"type": "object"}
             text = self._json(asked, compact)
         elif spec.kind == "choice":
-            text = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(spec.value))))
+            text = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, schema.choices(spec.value))))
         elif spec.kind == "structural_tag":
             read = tags.read(spec.value)
             for place, tag in enumerate(read.structures):

@@ -32,6 +32,14 @@ def read(text: str) -> dict[str, Any]:
     return found
 
 
+def choices(text: str) -> list[str]:
+    """The texts of a choice. Raises ValueError for what is no list of texts."""
+    found = json.loads(text)
+    if not (isinstance(found, list) and found and all(isinstance(each, str) and each for each in found)):
+        raise ValueError("a choice must be a list of texts that are not empty")
+    return found
+
+
 def _depth(schema: Any) -> int:
     level, depth = [schema], 0
     while level and depth <= DEEPEST * 2:
@@ -57,13 +65,6 @@ def parts(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
-
-
-def whole(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """A schema and all inside it."""
-    yield path, schema
-    for place, part in parts(schema, path):
-        yield from whole(part, place)
 
 
 def changed(schema: Schema, change: Callable[[dict[str, Any]], None]) -> Any:

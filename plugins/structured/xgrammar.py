@@ -65,7 +65,7 @@ class XGrammar:
                 json.dumps(asked), any_whitespace=not compact, separators=separators, strict_mode=False
             )
         if spec.kind == "choice":
-            return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(spec.value))))
+            return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, schema.choices(spec.value))))
         if spec.kind == "regex":
             if UNREAD.search(spec.value):
                 raise ValueError(

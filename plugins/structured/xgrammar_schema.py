@@ -50,7 +50,7 @@ def _wrong(schema: Mapping[str, Any], said: set[str]) -> str | None:
                 return f"{others[0]} beside {alone}"
             return f"type beside {alone}" if "type" in said else None
     kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    kinds = kinds if isinstance(kinds, list) else [kinds]
     if not kinds and said:
         return f"{min(said - {'type'})} without a type" if said - {"type"} else "an empty type"
     if not all(isinstance(kind, str) and kind in SAID for kind in kinds):
@@ -62,7 +62,7 @@ def _wrong(schema: Mapping[str, Any], said: set[str]) -> str | None:
         return f"the pattern {schema['pattern']!r}"
     if {"pattern", "format"} <= said:
         return "pattern beside format"
-    if "format" in said and (schema["format"] not in FORMATS):
+    if "format" in said and (str(schema["format"]) not in FORMATS):
         return f"format {schema['format']!r}"
     missing = set(schema.get("required", ())) - set(schema.get("properties", {}))
     return f"a required property without a schema, {min(missing)!r}" if missing else None

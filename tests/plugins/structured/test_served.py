@@ -118,6 +118,18 @@ def test_bias_and_penalties_choose_among_what_may_follow(folder: Path, text: Tex
         assert text.decode(tokens) == word and finish is Finish.COMPLETE
 
 
+@pytest.mark.parametrize("structured", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize("form", [("json_schema", '{"$ref": "#"}'), ("grammar", "root ::= root"), ("regex", "(x{0})")])
+def test_a_form_that_no_answer_has_is_refused(folder: Path, structured: str, form: tuple[Any, str]) -> None:
+    engine = composed(folder, "blocks.num_blocks=64", f"structured={structured}")
+    request = Request("x", [3, 4], Sampling(0, max_tokens=4, structured=StructuredSpec(*form)))
+    try:
+        (output,) = engine.generate([request])
+    except ValueError:  # it was compiled before `add` returned
+        return
+    assert output.finish is Finish.REFUSED, output
+
+
 def test_beams_have_the_form_and_are_the_likeliest_that_have_it(folder: Path, text: Text) -> None:
     engine = composed(folder, "blocks.num_blocks=64")
     sampling = Sampling(0, max_tokens=12, logprobs=0, stop_ids=text.eos_ids, structured=SPECS[1])
