@@ -7,14 +7,7 @@ More modules are public, for those who need them: `turnout.core.model`, the cont
 
 from turnout.core.draft import Draft
 from turnout.core.hooks import Register, RegisterPresets, hookimpl
-from turnout.core.interfaces import (
-    AttentionBackend,
-    BlockManager,
-    Capabilities,
-    Preemption,
-    Quantizer,
-    Scheduler,
-)
+from turnout.core.interfaces import AttentionBackend, BlockManager, Capabilities, Preemption, Quantizer, Scheduler
 from turnout.core.model import ModelInfo
 from turnout.core.policy import Policy
 from turnout.core.types import (

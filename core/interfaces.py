@@ -107,7 +107,6 @@ class Scheduler(Protocol):
         Both sequences are oldest first; preempted requests stand at the front of `waiting`. Time is `draft.now`. When it
         raises, or breaks a rule of the draft, the step is undone and it is called again for another.
         """
-        ...
 
 
 class Preemption(Protocol):
@@ -116,16 +115,13 @@ class Preemption(Protocol):
     @property
     def num_host_blocks(self) -> int:
         """Blocks of host memory to set aside for swapped requests; 0: none."""
-        ...
 
     def victim(self, candidates: Sequence[RequestView], draft: Draft) -> RequestView:
         """Which of them makes room. There is at least one; oldest first."""
-        ...
 
     def mode(self, request: RequestView, draft: Draft) -> PreemptMode:
         """Called once per victim, before its blocks are given back. SWAP becomes RECOMPUTE, and is counted, when
         `draft.host_blocks_free` are fewer than `request.num_blocks`."""
-        ...
 
 
 class BlockManager(Protocol):
@@ -136,33 +132,26 @@ class BlockManager(Protocol):
 
     def start(self, num_blocks: int) -> None:
         """Forget everything; `num_blocks` blocks are free. Called once, before any other method."""
-        ...
 
     @property
     def num_free(self) -> int:
         """Blocks that `grow` could still hand out."""
-        ...
 
     def cached(self, request: Request) -> int:
         """Tokens that `attach` would find now. Changes nothing."""
-        ...
 
     def attach(self, request: Request) -> None:
         """Give a request without blocks those of its longest cached prefix and set `num_computed`.
         At least one token stays to be computed. Only blocks published under the same `salt` count."""
-        ...
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make `request.blocks` hold `num_tokens` tokens. All or nothing; False when out of blocks."""
-        ...
 
     def publish(self, request: Request) -> None:
         """Let later requests share the blocks whose tokens are all computed."""
-        ...
 
     def release(self, request: Request) -> None:
         """Take back every block and set `num_computed` to 0. Harmless when there are none."""
-        ...
 
 
 class AttentionBackend(Protocol[CacheT, PlanT]):
@@ -177,11 +166,9 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[CacheT]:
         """One cache per layer, in the order of `spec.layers`, for `spec.num_blocks` blocks, kept as `spec.cache_dtype`
         says. Asked for one block first, to measure what a block takes."""
-        ...
 
     def plan(self, batch: Batch, layer: LayerSpec, block_size: int) -> PlanT:
         """Work shared by all layers with this spec. Once per step and spec; may touch the host."""
-        ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: CacheT, plan: PlanT, sinks: Tensor | None) -> Tensor:
         """Store k and v at the batch's slots, then attend causally, last query to last key. Once per layer.
@@ -190,7 +177,6 @@ class AttentionBackend(Protocol[CacheT, PlanT]):
         returns [T, heads, v_head_dim] in q's dtype. Rows that see no key are zero. Never syncs with the host.
         Slots past a request's keys may hold NaN that others left: none of it may reach the output.
         """
-        ...
 
 
 class Quantizer(Protocol):
@@ -203,4 +189,3 @@ class Quantizer(Protocol):
         [out, in], perhaps "bias" [out], in the served dtype. Of a checkpoint in one of the quantizer's formats: whatever
         is stored, as it is stored; a layer it left unquantized looks like one of floats. On the model's device.
         The module maps [..., in] to [..., out] in x's dtype. Raises ModelError naming the layer."""
-        ...

@@ -31,7 +31,6 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; returns [T, heads, v_head_dim]."""
-        ...
 
 
 class Model(Protocol):
@@ -39,7 +38,6 @@ class Model(Protocol):
 
     def __call__(self, tokens: Tensor, positions: Tensor, logit_rows: Tensor, attend: Attend) -> Tensor:
         """tokens, positions: int64 [T]; logit_rows: int64 [S]; returns logits [S, vocab]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> Tensor:
         """A copy on the CPU. Raises ModelError when the file has changed meanwhile."""
-        ...
 
 
 class Format(Protocol):
@@ -88,7 +85,6 @@ class Format(Protocol):
 
     def convert(self, file: Path, folder: Path, report: Report) -> None:
         """Fill the existing, empty `folder`. Raises ValueError with the reason when it can't be done faithfully."""
-        ...
 
 
 class ModelLoader(Protocol):
@@ -96,22 +92,15 @@ class ModelLoader(Protocol):
 
     def find(self, model: str, formats: Mapping[str, Format], report: Report) -> str:
         """The local folder of `model`, downloaded or converted if need be. `formats`: by suffix, those installed."""
-        ...
 
     def inspect(self, path: str, dtype: str, device: str) -> ModelInfo:
         """Everything a composition can be checked against, without reading a weight. "auto" picks by stated rules."""
-        ...
 
     def load(
-        self,
-        info: ModelInfo,
-        quantizer: Quantizer,
-        formats: Mapping[str, Format],
-        progress: Callable[[int, int], None],
+        self, info: ModelInfo, quantizer: Quantizer, formats: Mapping[str, Format], progress: Callable[[int, int], None]
     ) -> Model:
         """The model, each linear layer made by `quantizer`; `progress`: (bytes read, bytes in all). What a quantizer and
         its layers may offer besides their contract is in `turnout.core.optional`."""
-        ...
 
 
 class Runner(Protocol):
@@ -119,7 +108,6 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> Result:
         """Do the step's moves, then compute its chunks."""
-        ...
 
 
 class ModelRunner(Runner, Protocol):
@@ -128,17 +116,14 @@ class ModelRunner(Runner, Protocol):
     @property
     def replays(self) -> bool:
         """Decode steps are recorded and replayed: attention must be able to (`Capabilities.graphs`)."""
-        ...
 
     def prepare(self, info: ModelInfo, limits: Limits, progress: Progress) -> ModelInfo:
         """Called once, first, before weights load. Raises ModelError for what can't be done with this model or on this
         machine; returns `info` as the model must be loaded. `limits.max_model_len` is set."""
-        ...
 
     def room(self, model: Model, attention: AttentionBackend[Any, Any], spec: KVSpec) -> tuple[int, str]:
         """Blocks of a cache as `spec`, which has one, that fit beside the model and the largest step, but no more than
         `limits` can fill; and the note that says by which rule. Raises ModelError when there is no room."""
-        ...
 
     def start(
         self,
@@ -150,4 +135,3 @@ class ModelRunner(Runner, Protocol):
         num_host_blocks: int,
     ) -> None:
         """Reserve the caches, `num_host_blocks` blocks in host memory too. Called once, before `run`."""
-        ...

@@ -39,7 +39,6 @@ class MachineCheck(Protocol):
     @staticmethod
     def obstacle() -> str | None:
         """Why it can't be had on this machine, and what to do; None: it can. Called on the class; imports nothing heavy."""
-        ...
 
 
 @runtime_checkable
@@ -48,7 +47,6 @@ class NamedKernels(Protocol):
 
     def kernels(self) -> str:
         """A hash of the code and of what it was compiled with: a part of the fingerprint. Empty: none is used."""
-        ...
 
 
 @runtime_checkable
@@ -63,25 +61,20 @@ class SharingBlocks(Protocol):
     @property
     def num_host_blocks(self) -> int:
         """Blocks of host memory to set aside for evicted prefixes; 0: none."""
-        ...
 
     def begin(self, now: float) -> None:
         """A step begins; seconds on the engine's clock."""
-        ...
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Give a request without blocks those of `parent` that hold its first `num_tokens` tokens, a part-full last one
         included, and set `num_computed`. From then on `grow` gives whoever comes to write into a block that others
         hold, or may find, a copy of its own."""
-        ...
 
     def moves(self) -> BlockMoves:
         """What must be copied for all that was handed out since the last call."""
-        ...
 
     def settle(self, happened: bool) -> None:
         """The moves handed out last have happened. Or they never will: nothing that depended on them may be found."""
-        ...
 
 
 @runtime_checkable
@@ -93,7 +86,6 @@ class RefusingBackend(Protocol):
         layers: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, device: torch.device, cache_dtype: str
     ) -> list[str]:
         """Reasons, beside those of `capabilities`, why it can't serve such a model here. Called on the class."""
-        ...
 
 
 @runtime_checkable
@@ -103,7 +95,6 @@ class RefreshingPlans(Protocol[PlanT_contra]):
     def refresh(self, plan: PlanT_contra, batch: Batch, layer: LayerSpec, block_size: int) -> None:
         """Bring a plan up to date in place: its tensors now hold another batch of as many requests and tokens. Called
         before `run` is recorded, too: from then on `run` launches the same kernels, with the same addresses."""
-        ...
 
 
 @runtime_checkable
@@ -113,7 +104,6 @@ class PreparedQuantizer(Protocol):
     def prepare(self, settings: Mapping[str, Any] | None, info: ModelInfo) -> None:
         """Called once, before weights load. `settings`: the checkpoint's quantization_config; None: it holds floats.
         Raises ModelError for what it can't do."""
-        ...
 
 
 @runtime_checkable
@@ -137,7 +127,6 @@ class StackCheck(Protocol):
     def check_stacked(self, name: str, shape: tuple[int, ...]) -> None:
         """Called, before weights load, for each tensor of several matrices (experts), which no linear layer holds and which
         stays as it is stored. Raises ModelError to refuse."""
-        ...
 
 
 @runtime_checkable
@@ -148,7 +137,6 @@ class PackedQuantizer(Protocol):
 
     def embedding(self, name: str, linear: nn.Module) -> nn.Module:
         """int64 [...] -> [..., in_features]: the rows of a layer that `linear` made; a head tied to it is that layer."""
-        ...
 
 
 @runtime_checkable
@@ -158,7 +146,6 @@ class PackedFormat(Protocol):
     def packed(self, file: Path, num_layers: int, modules: Collection[str]) -> TensorSource:
         """The quantized matrices among those of `modules`, paths in transformers' model, named MODULE.KIND, any KIND but
         "weight"; a module stored in floats is left out. Raises ValueError for what is not kept packed."""
-        ...
 
 
 @runtime_checkable
@@ -171,7 +158,6 @@ class JoiningLinear(Protocol):
     @classmethod
     def joined(cls, layers: Sequence[Self]) -> nn.Module | None:
         """One layer whose outputs are those of `layers`, all of this class, end to end; None: these can't be joined."""
-        ...
 
 
 @runtime_checkable
@@ -180,7 +166,6 @@ class DequantizingLinear(Protocol):
 
     def dequantize(self) -> Tensor:
         """float32 [out, in], the weights it multiplies by."""
-        ...
 
 
 @runtime_checkable
@@ -205,7 +190,6 @@ class NativeProduct(Protocol):
         0, or 2 where memory is short, and throws nothing. None: there is no
         native kernel for it here. Lays the weights out for the kernel if they are not; the layer keeps `data`, and all it
         points to, alive and in place."""
-        ...
 
 
 @runtime_checkable
@@ -216,4 +200,3 @@ class AsyncRunner(Protocol):
         """Compute a step behind all those before it. Its requests are read now: they change afterwards. A token that is
         PENDING is what the step submitted last samples for its request. None: the engine must wait for that token, then
         `run` the step; always so for a step that moves blocks, or has no chunks."""
-        ...

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 __all__ = [
-    "BrokenCall",
-    "CallDelta",
-    "CallForm",
-    "ParameterForm",
-    "ReasoningParser",
-    "ReasoningStream",
-    "Thought",
-    "Tool",
-    "ToolParser",
-    "ToolStream",
-    "overlap",
-]
+    "BrokenCall", "CallDelta", "CallForm", "ParameterForm", "ReasoningParser", "ReasoningStream", "Thought", "Tool",
+    "ToolParser", "ToolStream", "overlap",
+]  # fmt: skip
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters", "strict"}}
 
@@ -100,9 +91,7 @@ class CallForm:
     after: str = ""
     parameters: ParameterForm | None = None  # None: ARGUMENTS is a JSON object
     most: int | None = None  # calls in one answer; None: any number
-    follows: str | None = (
-        None  # text after which a forced call begins where there is reasoning; None: the reasoning's end
-    )
+    follows: str | None = None  # after reasoning, text that a forced call follows; None: the reasoning's end
 
 
 class ToolParser(Protocol):

@@ -283,20 +283,16 @@ class Constraint(Protocol):
     def fill(self) -> Tensor:
         """int32 [len(rows), ceil(vocab_size / 32)] on the host: bit t % 32 of word t // 32 says whether token t may be
         sampled. Stop tokens may where the answer may end."""
-        ...
 
     def take(self, tokens: Sequence[int], failed: Collection[int] = ()) -> None:
         """What was sampled, of all the step's samples in order; `failed`: those that have no token."""
-        ...
 
     def judged(self, result: Result) -> Result:
         """For the engine: the result with the errors found in `take`. Raises ContractError for a runner that did not ask."""
-        ...
 
     @property
     def complete(self) -> Collection[int]:
         """For the engine: the samples after which nothing may follow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
