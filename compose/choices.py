@@ -12,21 +12,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from turnout.compose.conformance import departures, members, missing
-from turnout.core import interfaces, model, optional, parsers, structured
+from turnout.core import hooks, interfaces, optional
 
-SLOTS: Mapping[str, tuple[str, type]] = {  # slot -> (registering hook, contract), of those the configuration chooses
-    "loader": ("register_loaders", model.ModelLoader),
-    "attention": ("register_attention", interfaces.AttentionBackend),
-    "scheduler": ("register_schedulers", interfaces.Scheduler),
-    "preemption": ("register_preemptions", interfaces.Preemption),
-    "blocks": ("register_block_managers", interfaces.BlockManager),
-    "quant": ("register_quantizers", interfaces.Quantizer),
-    "runner": ("register_runners", model.ModelRunner),
-    "tool_parser": ("register_tool_parsers", parsers.ToolParser),
-    "reasoning_parser": ("register_reasoning_parsers", parsers.ReasoningParser),
-    "structured": ("register_structured", structured.Structured),
-}
-ALL_SLOTS = {**SLOTS, "format": ("register_formats", model.Format)}  # a format is chosen by a file's suffix
+ALL_SLOTS = hooks.SLOTS
+SLOTS = {slot: offer for slot, offer in ALL_SLOTS.items() if slot != "format"}  # those the configuration chooses
 OPTIONAL: Mapping[str, tuple[type, ...]] = {  # what a component may offer besides
     "attention": (optional.RefreshingPlans, optional.RefusingBackend),
     "blocks": (optional.SharingBlocks,),

@@ -9,7 +9,7 @@ from turnout.compose.config import Config, chosen
 from turnout.compose.plugins import OWN, Plugins
 from turnout.core.interfaces import Auto, Capabilities
 from turnout.core.model import ModelInfo
-from turnout.core.optional import RankedQuantizer, RankedStructured, RefusingBackend
+from turnout.core.optional import Ranked, RefusingBackend
 from turnout.core.types import ModelError
 
 
@@ -93,7 +93,7 @@ def choose_structured(config: Config, info: ModelInfo, found: Plugins) -> str:
         config.structured.prepare(info.path, info.vocab_size)
         return ""
     passed: list[str] = []
-    known = [c for c in found.choices.values() if c.slot == "structured" and isinstance(c.component, RankedStructured)]
+    known = [c for c in found.choices.values() if c.slot == "structured" and isinstance(c.component, Ranked)]
     for choice in sorted(known, key=_structured_place):
         reasons = choice.obstacles()
         try:
@@ -128,7 +128,7 @@ def _reads(choice: Choice) -> frozenset[str]:
 
 
 def _quantizer_place(choice: Choice) -> tuple[float, bool, str]:
-    rank = choice.component.auto_rank if isinstance(choice.component, RankedQuantizer) else 0.0
+    rank = choice.component.auto_rank if isinstance(choice.component, Ranked) else 0.0
     return -rank, choice.package != OWN, choice.name
 
 

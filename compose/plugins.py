@@ -171,7 +171,7 @@ def _register(found: Plugins, source: Source, get: Callable[[], object]) -> None
         plugin = _bounded(get, source)
         found.manager.register(plugin, name=label)
         found.manager.check_pending()
-        _check_marks(plugin)
+        _check_marks(found.manager, plugin)
         _bounded(partial(_ask, found, plugin, offers, presets), source)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a stranger's module does at import
         if found.manager.has_plugin(label):
@@ -216,11 +216,11 @@ def _bounded(call: Callable[[], Any], source: Source) -> Any:
     return result[0]
 
 
-def _check_marks(plugin: object) -> None:
+def _check_marks(manager: hooks.Hooks, plugin: object) -> None:
     """Raise TypeError for a function that is called like a hook and is not marked as one: it would never be called."""
-    for name in vars(hooks):
+    for name in vars(manager.hook):
         own = vars(plugin).get(name) if hasattr(plugin, "__dict__") else None
-        if hasattr(vars(hooks)[name], "turnout_spec") and callable(own) and not hasattr(own, "turnout_impl"):
+        if callable(own) and not hasattr(own, "turnout_impl"):
             raise TypeError(f"{name} is not marked with @hookimpl, so nobody would call it")
 
 

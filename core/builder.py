@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from turnout.core.interfaces import BlockManager
     from turnout.core.optional import SharingBlocks
     from turnout.core.swap import Swapper
+    from turnout.core.types import EngineInfo
 
     Victim = Callable[[Sequence[RequestView], Draft], RequestView]
 
@@ -39,9 +40,7 @@ class StepBuilder:
         running: Mapping[str, Request],
         kept: dict[str, Request],
         cost: CostModel,
-        *,
-        max_tokens: int,
-        max_seqs: int,
+        info: EngineInfo,
         now: float,
     ) -> None:
         self.blocks, self._sharing, self.swapper = blocks, sharing, swapper
@@ -51,8 +50,8 @@ class StepBuilder:
         self.preempted: dict[str, Request] = {}
         self.reasons: dict[str, str] = {}
         self.now, self.wait_until = now, -math.inf
-        self.tokens_left = max_tokens
-        self.seats_left = max_seqs - len(running)  # a running request has its seat; admitting takes one
+        self.tokens_left = info.max_num_batched_tokens
+        self.seats_left = info.max_num_seqs - len(running)  # a running request has its seat; admitting takes one
         self.fault: ContractError | None = None  # the first rule that was broken
         self._admitted: list[Request] = []
         self._open, self._thread = True, get_ident()
@@ -95,9 +94,8 @@ class StepBuilder:
         if request is None:
             request = self._waiting.get(rid)
         if request is None or request.view is not view:
-            raise self._broken(
-                "take", rid, "no such request is waiting or running in this engine; it may have finished"
-            )
+            rule = "no such request is waiting or running in this engine; it may have finished"
+            raise self._broken("take", rid, rule)
         if left <= 0 or (not running and self.seats_left <= 0):
             self.reasons[rid] = "the step's tokens are all taken" if left <= 0 else "every seat is taken"
             return 0
@@ -186,9 +184,8 @@ class StepBuilder:
                 return running
             chosen = victim(tuple(pool), draft) if len(pool) > 1 else pool[0]
             if chosen not in pool:
-                raise self._broken(
-                    "run", view.id, f"the victim {getattr(chosen, 'id', chosen)!r} is none of the candidates"
-                )
+                rule = f"the victim {getattr(chosen, 'id', chosen)!r} is none of the candidates"
+                raise self._broken("run", view.id, rule)
             pool.remove(chosen)
             self.preempt(chosen, None, draft)
             self.explain(chosen.id, f"preempted to make room for {view.id}")
@@ -311,5 +308,6 @@ class StepBuilder:
             raise self._broken(call, rid, "the request was preempted in this step")
 
     def _broken(self, call: str, rid: str, rule: str) -> ContractError:
-        self.fault = self.fault or ContractError(f"draft.{call}({rid!r}): {rule}")
-        return ContractError(f"draft.{call}({rid!r}): {rule}")
+        broken = ContractError(f"draft.{call}({rid!r}): {rule}")
+        self.fault = self.fault or broken
+        return broken

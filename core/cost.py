@@ -29,13 +29,6 @@ class Load(NamedTuple):
     decode_keys: int = 0
     moved_blocks: int = 0  # between cache and host memory
 
-    def plus(self, start: int, num_tokens: int) -> Load:
-        """With one more chunk of `num_tokens` tokens from position `start`."""
-        if num_tokens == 1:
-            return self._replace(decodes=self.decodes + 1, decode_keys=self.decode_keys + start + 1)
-        keys = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-        return self._replace(prefill_tokens=self.prefill_tokens + num_tokens, prefill_keys=self.prefill_keys + keys)
-
 
 class StepCost(NamedTuple):
     """An estimate; it does not change."""

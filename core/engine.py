@@ -46,10 +46,7 @@ from turnout.core.types import (
 )
 
 SCHEDULE_SECONDS = 10.0  # that a call of the scheduler may take
-IDLE_SECONDS, IDLE_STEPS = (
-    10.0,
-    100,
-)  # a scheduler that runs nothing for both, and says of nobody that it waits, is broken
+IDLE_SECONDS, IDLE_STEPS = 10.0, 100  # a scheduler that runs nothing for both, and never calls `draft.wait`, is broken
 FRUITLESS_STEPS = 10_000  # so many steps may pass without any request computed further than it ever was
 EMPTY_STEP_PAUSE = 0.001  # seconds from a step that ran nothing to the next
 STEP_SECONDS = 600.0  # that any step may take; longer, where more is expected of it
@@ -149,7 +146,7 @@ class Engine:
             self._queue(request)
         else:
             self._compiling[request.id] = request
-        self._notifier.request_added(request)
+        self._notifier.tell("request_added", request=request)
 
     def _queue(self, request: Request) -> None:
         if request.parent is None:
@@ -188,7 +185,7 @@ class Engine:
         if request is not None:
             self._blocks.release(request)
             self._grammars.drop(request_id)
-            self._notifier.request_dropped(request)
+            self._notifier.tell("request_dropped", request=request)
             self._update_gauges()
 
     def step(self) -> list[Output]:
@@ -270,18 +267,8 @@ class Engine:
     def _builder(self, now: float) -> StepBuilder:
         if self._sharing is not None:
             self._sharing.begin(now)
-        return StepBuilder(
-            self._blocks,
-            self._sharing,
-            self._swapper,
-            self._waiting,
-            self._running,
-            self._kept,
-            self.cost,
-            max_tokens=self.info.max_num_batched_tokens,
-            max_seqs=self.info.max_num_seqs,
-            now=now,
-        )
+        requests = (self._waiting, self._running, self._kept)
+        return StepBuilder(self._blocks, self._sharing, self._swapper, *requests, self.cost, self.info, now)
 
     def _schedulable(self) -> Iterable[Request]:
         """The running requests that a step may take."""
@@ -463,10 +450,8 @@ class Engine:
     ) -> Output:
         timing = Timing(request.arrived, request.scheduled_at, request.first_token_at, now) if finish else None
         if finish:
-            self._running.pop(request.id, None)
-            self._waiting.pop(request.id, None)
-            self._blocked_on_parent.pop(request.id, None)
-            self._compiling.pop(request.id, None)
+            for queue in self._queues():
+                queue.pop(request.id, None)
             self._end(request, finish)
         return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
 
@@ -487,7 +472,7 @@ class Engine:
             self._grammars.drop(request.id)
         self._swapper.drop(request)
         self.stats.finished[why.value] = self.stats.finished.get(why.value, 0) + 1
-        self._notifier.request_finished(request)
+        self._notifier.tell("request_finished", request=request)
 
     def _back_to_waiting(self, requests: Iterable[Request]) -> None:
         oldest_first = sorted(requests, key=lambda request: request.arrived)
@@ -497,12 +482,11 @@ class Engine:
 
     def _report(self, planned: PlannedStep, result: Result | Exception, ended: float) -> None:
         self._update_gauges()
-        tokens, error = (
-            (result.tokens, None) if isinstance(result, Result) else ((), f"{type(result).__name__}: {result}")
-        )
+        failed = isinstance(result, Exception)
+        tokens, error = ((), f"{type(result).__name__}: {result}") if failed else (result.tokens, None)
         times, counts = (planned.began, planned.scheduled, ended), self._counts()
         report = StepReport(self._num_steps, *times, tokens, planned.reasons, *counts, error)
-        self._notifier.step_finished(planned.step, ended - planned.began, report)
+        self._notifier.tell("step_finished", step=planned.step, seconds=ended - planned.began, report=report)
 
     def _counts(self) -> tuple[int, int, int]:
         """Waiting, running, free blocks."""

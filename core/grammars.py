@@ -150,12 +150,6 @@ class StepConstraint:
 
 
 @dataclass
-class _Compiling:
-    future: Future[Grammar]
-    since: float
-
-
-@dataclass
 class Grammars:
     """All forms of an engine."""
 
@@ -165,9 +159,9 @@ class Grammars:
     stats: GrammarStats
     clock: Callable[[], float]
     _known: OrderedDict[StructuredSpec, Future[Grammar]] = field(default_factory=OrderedDict)
-    _compiling: dict[str, _Compiling] = field(default_factory=dict)  # by request
+    _compiling: dict[str, tuple[Future[Grammar], float]] = field(default_factory=dict)  # by request; since when
     _followed: dict[str, Followed] = field(default_factory=dict)  # by request
-    _pool: ThreadPoolExecutor | None = None
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "turnout-grammar"))
 
     def ask(self, request: Request, parent: Request | None = None) -> bool:
         """Whether the request's form is compiled already, or it has none; else it is in `settled` later. `parent`: whose
@@ -188,14 +182,14 @@ class Grammars:
             raise ValueError(
                 f"the form has {len(spec.value)} characters, limits.max_grammar_size is {self.limits.max_grammar_size}"
             )
-        held = None if parent is None or parent.sampling.structured != spec else self._followed.get(parent.id)
-        if held is not None and parent is not None:
+        alike = parent is not None and parent.sampling.structured == spec
+        if parent is not None and alike and (held := self._followed.get(parent.id)) is not None:
             copied = self._followed[request.id] = Followed(held.state.copy(), held.num_taken)
             copied.back_to(_num_common(parent, request))
             return True
         future = self._known.get(spec)
         if future is None:
-            future = self._known[spec] = self._threads().submit(self._compile, spec)
+            future = self._known[spec] = self._pool.submit(self._compile, spec)
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
         else:
@@ -204,23 +198,17 @@ class Grammars:
         if future.done():
             self._followed[request.id] = self._start(future)
             return True
-        self._compiling[request.id] = _Compiling(future, self.clock())
+        self._compiling[request.id] = future, self.clock()
         return False
 
     def settled(self) -> Iterator[tuple[str, str | None]]:
         """Requests whose form is compiled, and those whose form is refused with why, each once."""
         now = self.clock()
-        for rid, each in list(self._compiling.items()):
-            late = now - each.since > self.limits.grammar_timeout
-            if each.future.done() or late:
+        for rid, (future, since) in list(self._compiling.items()):
+            if future.done() or now - since > self.limits.grammar_timeout:
                 del self._compiling[rid]
                 try:
-                    if not each.future.done():
-                        raise ValueError(
-                            f"compiling the form took longer than limits.grammar_timeout, {self.limits.grammar_timeout:g} s; "
-                            "send a simpler one"
-                        )
-                    self._followed[rid] = self._start(each.future)
+                    self._followed[rid] = self._start(future)
                     yield rid, None
                 except ValueError as error:
                     self.stats.refused += 1
@@ -228,7 +216,7 @@ class Grammars:
 
     def wait(self) -> None:
         """Let time pass until a form is compiled, but not long."""
-        futures = [each.future for each in self._compiling.values()]
+        futures = [future for future, _ in self._compiling.values()]
         concurrent.futures.wait(futures, PAUSE, concurrent.futures.FIRST_COMPLETED)
 
     def constrain(self, chunks: Sequence[Chunk]) -> StepConstraint | None:
@@ -249,15 +237,19 @@ class Grammars:
         self._followed.pop(request_id, None)
         self._compiling.pop(request_id, None)
 
-    @staticmethod
-    def _start(future: Future[Grammar]) -> Followed:
-        """A state of a compiled form. Raises ValueError for one that is refused."""
+    def _start(self, future: Future[Grammar]) -> Followed:
+        """A state of a form. Raises ValueError for one that is refused, or not compiled yet: in time, that is."""
+        if not future.done():
+            seconds = f"{self.limits.grammar_timeout:g} s"
+            raise ValueError(
+                f"compiling the form took longer than limits.grammar_timeout, {seconds}; send a simpler one"
+            )
         try:
             return Followed(future.result().start())
+        except ValueError:
+            raise
         except Exception as error:  # whatever a stranger's code raises
-            raise (
-                error if isinstance(error, ValueError) else ValueError(f"{type(error).__name__}: {error}")
-            ) from error
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _compile(self, spec: StructuredSpec) -> Grammar:
         assert self.structured is not None
@@ -272,8 +264,3 @@ class Grammars:
             return grammar
         finally:
             self.stats.compile_seconds += time.perf_counter() - began
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, "turnout-grammar")
-        return self._pool

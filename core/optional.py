@@ -18,8 +18,8 @@ from turnout.core.types import Batch, BlockMoves, BlockStats, LayerSpec, Request
 
 __all__ = [
     "AsyncRunner", "BlockMoves", "BlockStats", "DequantizingLinear", "JoiningLinear", "MachineCheck", "NamedKernels",
-    "NativeProduct", "NotedModel", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "RankedQuantizer", "RankedStructured",
-    "RefreshingPlans", "RefusingBackend", "SharingBlocks", "StackCheck", "Versioned",
+    "NativeProduct", "NotedModel", "PackedFormat", "PackedQuantizer", "PreparedQuantizer", "Ranked", "RefreshingPlans",
+    "RefusingBackend", "SharingBlocks", "StackCheck", "Versioned",
 ]  # fmt: skip
 
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
@@ -107,15 +107,9 @@ class PreparedQuantizer(Protocol):
 
 
 @runtime_checkable
-class RankedQuantizer(Protocol):
-    """quant: which of those that read a checkpoint quant=auto takes. Without a rank it is 0."""
-
-    auto_rank: ClassVar[float]  # highest first; equal ones: Turnout's own, then by name
-
-
-@runtime_checkable
-class RankedStructured(Protocol):
-    """structured: for one that takes part in structured=auto."""
+class Ranked(Protocol):
+    """quant: which of those that read a checkpoint quant=auto takes; without a rank it is 0. structured: for one that takes
+    part in structured=auto."""
 
     auto_rank: ClassVar[float]  # highest first; equal ones: Turnout's own, then by name
 

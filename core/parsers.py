@@ -91,7 +91,7 @@ class CallForm:
     after: str = ""
     parameters: ParameterForm | None = None  # None: ARGUMENTS is a JSON object
     most: int | None = None  # calls in one answer; None: any number
-    follows: str | None = None  # after reasoning, text that a forced call follows; None: the reasoning's end
+    follows: str | None = None  # where there is reasoning, forced calls begin after this; None: after its end
 
 
 class ToolParser(Protocol):

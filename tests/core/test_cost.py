@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from virtual import plus
 
 from turnout.core.cost import CostModel, Load
 
@@ -19,7 +20,7 @@ def lasts(load: Load, law: Sequence[float] = LAW) -> float:
 def some_load(dice: random.Random) -> Load:
     load = Load(moved_blocks=dice.choice([0, 0, 0, dice.randrange(50)]))
     for _ in range(dice.randrange(1, 20)):
-        load = load.plus(dice.randrange(4000), dice.choice([1, 1, 1, dice.randrange(1, 300)]))
+        load = plus(load, dice.randrange(4000), dice.choice([1, 1, 1, dice.randrange(1, 300)]))
     return load
 
 
@@ -42,13 +43,13 @@ def test_after_some_steps_it_is_the_law_they_follow(learned: CostModel) -> None:
 
 
 def test_what_fits_is_all_that_fits(learned: CostModel) -> None:
-    load = Load().plus(100, 1).plus(200, 1)
+    load = plus(plus(Load(), 100, 1), 200, 1)
     for start in (0, 3000):
         count = learned.estimate.fits(load, start, 0.05)
         assert (
-            learned.estimate.seconds(load.plus(start, count))
+            learned.estimate.seconds(plus(load, start, count))
             <= 0.05
-            < learned.estimate.seconds(load.plus(start, count + 1))
+            < learned.estimate.seconds(plus(load, start, count + 1))
         )
     assert learned.estimate.fits(load, 0, 0.004) == 0
 

@@ -24,6 +24,14 @@ class Clock:
         return self.now
 
 
+def plus(load: Load, start: int, num_tokens: int) -> Load:
+    """With one more chunk of `num_tokens` tokens from position `start`: the rule, written out."""
+    if num_tokens == 1:
+        return load._replace(decodes=load.decodes + 1, decode_keys=load.decode_keys + start + 1)
+    keys = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    return load._replace(prefill_tokens=load.prefill_tokens + num_tokens, prefill_keys=load.prefill_keys + keys)
+
+
 class TimedRunner(TokenCacheRunner):
     """The fake model's runner, which takes its time by the clock."""
 
@@ -34,7 +42,7 @@ class TimedRunner(TokenCacheRunner):
     def run(self, step: Step) -> Result:
         load = Load(moved_blocks=len(step.swap_out) + len(step.swap_in))
         for chunk in step.chunks:
-            load = load.plus(chunk.start, chunk.num_tokens)
+            load = plus(load, chunk.start, chunk.num_tokens)
         self.clock.now += sum(seconds * count for seconds, count in zip(self.law, (1, *load), strict=True))
         return super().run(step)
 
