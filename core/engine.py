@@ -482,8 +482,8 @@ class Engine:
 
     def _report(self, planned: PlannedStep, result: Result | Exception, ended: float) -> None:
         self._update_gauges()
-        failed = isinstance(result, Exception)
-        tokens, error = ((), f"{type(result).__name__}: {result}") if failed else (result.tokens, None)
+        tokens = result.tokens if isinstance(result, Result) else ()
+        error = f"{type(result).__name__}: {result}" if isinstance(result, Exception) else None
         times, counts = (planned.began, planned.scheduled, ended), self._counts()
         report = StepReport(self._num_steps, *times, tokens, planned.reasons, *counts, error)
         self._notifier.tell("step_finished", step=planned.step, seconds=ended - planned.began, report=report)

@@ -85,7 +85,8 @@ def new_hooks() -> Hooks:
     """A manager that knows the hooks above and no plugin."""
     hooks = Hooks(ENTRY_POINTS)
     hooks.add_hookspecs(sys.modules[__name__])
-    hooks.add_hookspecs(type("Offers", (), {hook: hookspec(lambda register: None) for hook, _ in SLOTS.values()}))
+    offers = {hook: staticmethod(hookspec(lambda register: None)) for hook, _ in SLOTS.values()}
+    hooks.add_hookspecs(type("Offers", (), offers))
     return hooks
 
 

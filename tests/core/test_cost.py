@@ -66,13 +66,13 @@ def test_the_same_steps_in_the_same_order_give_the_same_estimates() -> None:
 
 
 def test_steps_that_took_longer_than_they_were_made_to_fit_leave_less_room_for_later_ones(learned: CostModel) -> None:
-    load = Load().plus(100, 1)
+    load = plus(Load(), 100, 1)
     calm = learned.estimate.fits(load, 0, 0.05)
     for _ in range(30):
-        full = load.plus(0, learned.estimate.fits(load, 0, 0.05))
+        full = plus(load, 0, learned.estimate.fits(load, 0, 0.05))
         learned.observe(full, lasts(full) * 1.2, fitted=True)
         learned.observe(full, lasts(full) * 0.9, fitted=True)
-    assert lasts(load.plus(0, learned.estimate.fits(load, 0, 0.05))) * 1.2 < 0.05 < lasts(load.plus(0, calm)) * 1.2
+    assert lasts(plus(load, 0, learned.estimate.fits(load, 0, 0.05))) * 1.2 < 0.05 < lasts(plus(load, 0, calm)) * 1.2
 
 
 def test_a_step_that_took_no_time_teaches_nothing() -> None:
@@ -86,6 +86,6 @@ def test_a_step_that_took_no_time_teaches_nothing() -> None:
 def test_a_step_hangs_only_after_many_times_what_is_expected_or_what_its_tokens_take_one_by_one() -> None:
     cost = CostModel()
     for _ in range(50):
-        cost.observe(Load().plus(10, 1), 1.6)  # a slow machine that has never seen a prompt
-    assert cost.estimate.bound(Load().plus(10, 1)) == pytest.approx(20 * 1.6, rel=0.05)
-    assert cost.estimate.bound(Load().plus(0, 2048)) > 3000
+        cost.observe(plus(Load(), 10, 1), 1.6)  # a slow machine that has never seen a prompt
+    assert cost.estimate.bound(plus(Load(), 10, 1)) == pytest.approx(20 * 1.6, rel=0.05)
+    assert cost.estimate.bound(plus(Load(), 0, 2048)) > 3000
