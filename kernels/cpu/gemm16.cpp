@@ -242,6 +242,7 @@ void compute(const Packed16& p, Level chosen, int64_t block, const float* x, con
 }
 
 void product(const Packed16& p, Level chosen, const float* x, float* out, int64_t rows, int64_t threads) {
+    if (rows == 0) return;  // a step that samples nothing asks for no logits, and tiles of no rows are no tiles
     const int64_t padded = up(p.ins, STEP), blocks = up(p.outs, BLOCK) / BLOCK;
     const int64_t parts = std::max<int64_t>(1, rows / (32 * DEEP));  // of the rows, each a whole number of tiles
     const int64_t step = up(up(rows, parts) / parts, 32);

@@ -21,6 +21,7 @@ from turnout.compose.build import build_engine
 from turnout.compose.config import resolve
 from turnout.core import BlockManager, Capabilities, KVSpec, ModelError, Request, Sampling
 from turnout.core.engine import Engine
+from turnout.kernels import cpu as native
 from turnout.plugins.attention.torch_sdpa import TorchAttention
 from turnout.plugins.loader import model as loading
 from turnout.plugins.loader.model import Model, inspect, load
@@ -187,7 +188,7 @@ class TestFromTheConfiguration:
         """Heads of 64 in float32: 68 bytes a token and head instead of 256; in bfloat16, instead of 128."""
         from turnout.plugins.runner import memory
 
-        monkeypatch.setattr(memory, "free_memory", lambda *_: 20 << 20)  # bytes
+        monkeypatch.setattr(memory, "free_memory", lambda *_: (20 << 20) + native.SCRATCH)  # bytes
         for dtype, bytes_each in (("float32", 256), ("bfloat16", 128)):
             usual = build("attention=torch", f"dtype={dtype}").info.num_blocks
             small = build("attention=torch", f"dtype={dtype}", f"kv_cache_dtype={form}").info

@@ -79,6 +79,14 @@ def test_many_rows_in_pieces_are_the_same_rows(level: str, threads: int) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_no_rows_are_no_work(level: str, dtype: torch.dtype) -> None:
+    """A step in which nothing is sampled asks the head for nothing."""
+    for shape in ((96, 64), (1000, 512)):
+        made, _ = layer(shape, dtype, True)
+        assert made(torch.empty(0, shape[1], dtype=dtype)).shape == (0, shape[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("shape", [(96, 64), (70, 100), (33, 7)])
 def test_weights_are_found_as_they_were(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from unittest import SkipTest
 
 import pytest
@@ -32,12 +33,12 @@ class TestRadixFirstInFirstOutWithAHostTier(BlockManagerContract):
     make = staticmethod(lambda **options: RadixBlocks(eviction="fifo", host_blocks=2, max_pinned=1.0, **options))
 
 
+@dataclass
 class Plain:
     """Only what the contract asks for, by hand: no forks, no prefixes."""
 
-    def __init__(self, block_size: int = 16) -> None:
-        self.block_size = block_size
-        self.num_blocks: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
 
     def start(self, num_blocks: int) -> None:
         self.free = list(range(num_blocks))

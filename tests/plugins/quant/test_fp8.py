@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import models
@@ -295,7 +296,7 @@ def test_checkpoints_that_contradict_themselves_are_refused(
     config: dict[str, Any], changed: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=reason):
-        load_recorded(edited("fp8-hf-blocks", tmp_path, config, **changed), Fp8())
+        load_recorded(edited("fp8-hf-blocks", Path(mkdtemp(dir=tmp_path)), config, **changed), Fp8())
 
 
 def test_other_names_and_a_fixed_scale_of_activations_are_read(tmp_path: Path) -> None:
