@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def contract(self) -> int:
-        return self.component.contract if _versioned(self.component) else interfaces.CONTRACTS[self.slot]
+        return self.component.contract if _versioned(self.component) else hooks.CONTRACTS[self.slot]
 
     def obstacles(self) -> list[str]:
         """Why the component can't be had here: modules that are not installed, and what its own `obstacle` says
@@ -132,7 +132,7 @@ def _problems(slot: str, name: object, component: object) -> Iterator[str]:
 
 def _breaches(slot: str, component: type) -> Iterator[str]:
     """What the contract asks for and the component does not keep."""
-    current, title = interfaces.CONTRACTS[slot], component.__qualname__
+    current, title = hooks.CONTRACTS[slot], component.__qualname__
     spoken = sorted({current, max(current - 1, 1)}, reverse=True)
     if _versioned(component) and component.contract not in spoken:
         known = " and ".join(map(str, spoken))

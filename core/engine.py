@@ -203,8 +203,7 @@ class Engine:
 
     def fail(self, reason: str) -> list[Output]:
         """End every request with this error: nothing can be done for them."""
-        requests, now = (*self.waiting, *self.running), self._clock()
-        outputs = [self._output(request, (), Finish.ERROR, (), (), reason, now) for request in requests]
+        outputs = self._fail_all((*self.waiting, *self.running), reason, self._clock())
         self._fruitless_steps = 0
         self._update_gauges()
         return outputs
@@ -343,7 +342,9 @@ class Engine:
                 self.cost.observe(planned.load, ended - max(planned.began, self._finished_at), planned.fitted)
             outputs = self._account(planned.step, result, ended)
         else:
-            outputs = self._fail_step(planned.step, result, ended)
+            message = f"the step failed: {type(result).__name__}: {result}"  # the cause may be any of its requests
+            lost = [chunk.request for chunk in planned.step.chunks if chunk.request.finish is None]
+            outputs = self._fail_all(lost, message, ended)
         self._num_steps, self._finished_at = self._num_steps + 1, ended
         stats.schedule_seconds, stats.step_seconds = planned.scheduled - planned.began, ended - planned.began
         if self._notifier.of_steps:
@@ -455,11 +456,8 @@ class Engine:
             self._end(request, finish)
         return Output(request.id, tokens, finish, logprobs, scored, error, request.num_cached, timing)
 
-    def _fail_step(self, step: Step, error: Exception, now: float) -> list[Output]:
-        """The forward pass failed: its requests end with an error, whose cause may be any of them."""
-        message = f"the step failed: {type(error).__name__}: {error}"
-        lost = [chunk.request for chunk in step.chunks if chunk.request.finish is None]
-        return [self._output(request, (), Finish.ERROR, (), (), message, now) for request in lost]
+    def _fail_all(self, requests: Iterable[Request], reason: str, now: float) -> list[Output]:
+        return [self._output(request, (), Finish.ERROR, (), (), reason, now) for request in requests]
 
     def _end(self, request: Request, why: Finish) -> None:
         request.finish = why

@@ -54,6 +54,7 @@ SLOTS: Mapping[str, tuple[str, type]] = {
     "structured": ("register_structured", Structured),
     "format": ("register_formats", Format),  # chosen by a file's suffix, not by the configuration
 }
+CONTRACTS = dict.fromkeys(SLOTS, 1)  # the current version of each slot's contract; docs/contracts.md says what changed
 
 
 @hookspec

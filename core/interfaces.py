@@ -20,12 +20,6 @@ from turnout.core.types import Batch, KVSpec, LayerSpec, PreemptMode, Request, R
 CacheT = TypeVar("CacheT")
 PlanT = TypeVar("PlanT")
 
-# The current version of each slot's contract. docs/contracts.md says what changed.
-CONTRACTS = dict.fromkeys(
-    ("loader", "attention", "scheduler", "preemption", "blocks", "quant", "runner", "format")
-    + ("tool_parser", "reasoning_parser", "structured"),
-    1,
-)
 ENTRY_POINTS = "turnout"  # the entry-point group a plugin package announces itself in
 
 

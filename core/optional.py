@@ -180,10 +180,9 @@ class NativeProduct(Protocol):
     def native_product(self) -> tuple[int, int] | None:
         """(run, data), the address of
         `int run(const void *data, const float *x, float *out, int64_t rows, int64_t threads)` and its first argument:
-        x [rows, in_features] to out [rows, out_features], contiguous float32 on the CPU, the bias added; it returns
-        0, or 2 where memory is short, and throws nothing. None: there is no
-        native kernel for it here. Lays the weights out for the kernel if they are not; the layer keeps `data`, and all it
-        points to, alive and in place."""
+        x [rows, in_features] to out [rows, out_features], contiguous float32 on the CPU, the bias added; it returns 0, or 2
+        where memory is short, and throws nothing. None: there is no native kernel for it here. Lays the weights out for the
+        kernel if they are not; the layer keeps `data`, and all it points to, alive and in place."""
 
 
 @runtime_checkable

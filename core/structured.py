@@ -56,5 +56,5 @@ class Structured(Protocol):
         ModelError for a tokenizer it can't serve."""
 
     def compile(self, spec: StructuredSpec) -> Grammar:
-        """Called on threads, several at once. Raises ValueError for what is not
-        valid, or what it would not enforce to the letter, naming the path in the schema."""
+        """Called on threads, several at once. Raises ValueError for what is not valid, or what it would not enforce to
+        the letter, naming the path in the schema."""

@@ -14,7 +14,7 @@ import pytest
 from turnout.compose import plugins
 from turnout.compose.config import Limits
 from turnout.compose.conformance import members
-from turnout.core import hooks, interfaces, optional
+from turnout.core import hooks, optional
 from turnout.server.config import SamplingConfig, ServerConfig
 from turnout.testing import check_component
 
@@ -101,5 +101,5 @@ def test_everything_a_component_may_offer_besides_its_contract_is_in_the_plugin_
 
 def test_every_version_of_every_contract_is_in_the_page_of_changes() -> None:
     page = (ROOT / "docs" / "contracts.md").read_text()
-    for slot, current in interfaces.CONTRACTS.items():
+    for slot, current in hooks.CONTRACTS.items():
         assert current == 1 or f"| {slot} | {current} |" in page, f"{slot}: what did version {current} change?"

@@ -104,9 +104,12 @@ def test_importing_the_core_brings_no_model_library_no_server_and_no_configurati
 
 
 def test_a_newcomer_reads_the_core_in_an_hour() -> None:
-    """The aim is 2,500 lines, 2,900 with what speculation, grammars and parallel runners need in it."""
+    """The aim is 2,500 lines, 2,900 with what speculation, grammars and parallel runners need in it.
+
+    Not reached yet: the bound is what it has come down to, so that it grows no more. Nothing is moved out for the number.
+    """
     lines = {module: len(rooms.files()[module].read_text().splitlines()) for module in CORE}
-    assert sum(lines.values()) < 3110, f"core/ has {sum(lines.values())} lines: {lines}"
+    assert sum(lines.values()) < 3100, f"core/ has {sum(lines.values())} lines: {lines}"
 
 
 def test_the_tour_shows_the_rooms_as_they_are() -> None:

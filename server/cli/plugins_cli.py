@@ -14,7 +14,7 @@ import torch
 from turnout.compose import plugins
 from turnout.compose.choices import ALL_SLOTS, REQUIRED
 from turnout.compose.plugins import Choice, PluginError, Plugins, options_of
-from turnout.core import interfaces
+from turnout.core import hooks, interfaces
 from turnout.server.cli.keys import comments, did_you_mean
 
 USAGE = """\
@@ -109,7 +109,7 @@ def _doctor(found: Plugins) -> int:
             (wrong if why.startswith("its obstacle() fails") else elsewhere).append(f"{title}: {why}")
         if choice.devices and not any(_has(device) for device in choice.devices):
             elsewhere.append(f"{title}: needs a device of type {', '.join(sorted(choice.devices))}")
-        current = interfaces.CONTRACTS[choice.slot]
+        current = hooks.CONTRACTS[choice.slot]
         if choice.contract != current:
             wrong.append(
                 f"{title} was written for version {choice.contract} of the contract; {current} is current and the older one "
