@@ -1,4 +1,4 @@
-"""The formats that put their reasoning between two texts, from their models' templates."""
+"""The formats that put their reasoning between two texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1: calls between special tokens, from the templates DeepSeek publishes.
+"""DeepSeek V3, R1 and V3.1: calls between special tokens.
 
 V3, R1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather⏎```json⏎{…}⏎```<｜tool▁call▁end｜>…
 V3.1     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>

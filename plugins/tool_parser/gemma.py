@@ -76,6 +76,8 @@ def _value(source: Source, quote: str, depth: int) -> Reads[Any]:
     if (yield from source.maybe(quote)):
         text, _ = yield from source.until(quote)
         return text
+    if (yield from source.maybe("None")):  # Gemma 4's template prints null as Python does
+        return None
     first = yield from source.peek()
     if first == "{":
         return (yield from _object(source, quote, depth))

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 5: a name, then keys and values in tags, from Z.ai's templates. 4.7 and later leave the line breaks out.
+"""GLM 4.5 to 5: a name, then keys and values in tags. 4.7 and later leave the line breaks out.
 
 <tool_call>weather⏎<arg_key>city</arg_key>⏎<arg_value>Paris</arg_value>⏎</tool_call>
 """

@@ -1,4 +1,4 @@
-"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, from the template of Hermes 2 Pro and Qwen 2.5 and 3."""
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 Pro, Qwen 2.5 and 3."""
 
 from __future__ import annotations
 

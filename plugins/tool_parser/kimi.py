@@ -1,4 +1,4 @@
-"""Kimi K2: calls in a section of special tokens, with ids that count them, from Moonshot's template and guide.
+"""Kimi K2: calls in a section of special tokens, with ids that count them.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…
 """
@@ -13,6 +13,7 @@ from turnout.core.parsers import CallForm, Tool
 from turnout.plugins.tool_parser.source import Reading, Reads, Source
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+DECLARED = "tool_declare<|im_middle|>"  # K2's first template gives the tools so and shows no call
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
 
@@ -23,7 +24,7 @@ class Kimi:
     markers: ClassVar[tuple[str, ...]] = (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END)
 
     def fits(self, template: str) -> bool:
-        return SECTION in template
+        return SECTION in template or DECLARED in template
 
     def start(self, tools: Sequence[Tool]) -> Reading:
         return Reading((SECTION, CALL), _read)

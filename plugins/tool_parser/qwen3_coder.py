@@ -1,4 +1,4 @@
-"""Qwen3-Coder and Qwen 3.5: functions and parameters as tags, from Qwen's template.
+"""Qwen3-Coder and Qwen 3.5: functions and parameters as tags.
 
 <tool_call>⏎<function=weather>⏎<parameter=city>⏎Paris⏎</parameter>⏎</function>⏎</tool_call>
 """

@@ -1,4 +1,4 @@
-"""Answers with tool calls and reasoning, as each model's published template writes them. Written down by hand."""
+"""Answers with tool calls and reasoning in each family's format, written by hand: docs/tools.md says what they were checked against."""
 
 from __future__ import annotations
 

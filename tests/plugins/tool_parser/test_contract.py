@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
+from turnout.core.parsers import CallDelta
 from turnout.plugins import tool_parser as own
 from turnout.testing.parsers import ToolParserContract
 
-# What tells the formats apart, from the templates that the models' makers publish.
+# What tells the formats apart; docs/tools.md says which published templates were looked at.
 TEMPLATES = {
     own.Hermes: ["For each function call, return a json object within <tool_call></tool_call> XML tags"],
     own.Qwen3Coder: ["<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"],
@@ -24,7 +26,11 @@ TEMPLATES = {
         "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>",
         "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
     ],
-    own.Kimi: ["<|tool_calls_section_begin|>", "<think></think><|tool_calls_section_begin|>"],
+    own.Kimi: [
+        "<|im_system|>tool_declare<|im_middle|>",
+        "<|tool_calls_section_begin|>",
+        "<think></think><|tool_calls_section_begin|>",
+    ],
     own.MiniMax: ['<minimax:tool_call>\n<invoke name="tool-name">', '<tool_calls>\n{"name": <tool-name>'],
     own.Harmony: ["<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>"],
     own.Granite: ["<|start_of_role|>available_tools<|end_of_role|>"],
@@ -55,3 +61,14 @@ def test_no_template_fits_two_parsers() -> None:
     for (kind, templates), other in itertools.product(TEMPLATES.items(), TEMPLATES):
         for template in templates:
             assert other().fits(template) is (kind is other), f"{other.__name__}: {template}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_gemma_reads_null_as_its_template_prints_it_at_any_depth(size: int) -> None:
+    text = '<|tool_call>call:a{n:None,o:{k:null},l:[None,<|"|>None<|"|>]}<tool_call|>'
+    stream = own.Gemma().start([])
+    events = [event for at in range(0, len(text), size) for event in stream.feed(text[at : at + size], ())]
+    events += stream.finish(False)
+    assert all(isinstance(event, CallDelta) for event in events)
+    arguments = "".join(event.arguments for event in events if isinstance(event, CallDelta))
+    assert json.loads(arguments) == {"n": None, "o": {"k": None}, "l": [None, "None"]}
