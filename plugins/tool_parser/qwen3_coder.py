@@ -14,27 +14,33 @@ from turnout.core.parsers import CallForm, ParameterForm, Tool
 from turnout.plugins.tool_parser.source import Reading, Reads, Source
 from turnout.plugins.tool_parser.tagged import Tagged
 
+SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"  # Seed-OSS's words for the outer tags
+
 
 @dataclass
 class Qwen3Coder:
-    """Tags for functions and parameters: Qwen3-Coder, Qwen3-Next-Coder, Qwen 3.5, Nemotron 3, Step 3.5."""
+    """Tags for functions and parameters: Qwen3-Coder, Qwen3-Next-Coder, Qwen 3.5, Nemotron 3, Step 3.5, Seed-OSS."""
 
-    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
+    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>", SEED, SEED_END)
 
     def fits(self, template: str) -> bool:
         return "<function=" in template
 
     def start(self, tools: Sequence[Tool]) -> Reading:
-        return Reading(("<tool_call>", "<function="), partial(_read, tools))
+        return Reading(("<tool_call>", SEED, "<function="), partial(_read, tools))
 
     def form(self, template: str) -> CallForm:
+        if SEED in template:
+            parameters = ParameterForm("<parameter={key}>", "</parameter>\n", quote="")
+            begin, end = f"{SEED}\n<function={{name}}>\n", f"</function>\n{SEED_END}"
+            return CallForm(begin, end, between="\n", parameters=parameters)
         parameters = ParameterForm("<parameter={key}>\n", "\n</parameter>\n", quote="")
         begin, end = "<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"
         return CallForm(begin, end, between="\n", parameters=parameters)
 
 
 def _read(tools: Sequence[Tool], source: Source, marker: str) -> Reads[None]:
-    if marker == "<tool_call>":
+    if marker != "<function=":
         yield from source.space()
         yield from source.take("<function=")
     name, _ = yield from source.until(">", most=300)
@@ -48,4 +54,4 @@ def _read(tools: Sequence[Tool], source: Source, marker: str) -> Reads[None]:
         yield from call.read(key.strip(), "\n</parameter>", "</parameter>")
         yield from source.space()
     call.close()
-    yield from source.close("</tool_call>")
+    yield from source.close(SEED_END if marker == SEED else "</tool_call>")

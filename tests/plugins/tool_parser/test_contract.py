@@ -14,7 +14,10 @@ from turnout.testing.parsers import ToolParserContract
 # What tells the formats apart; docs/tools.md says which published templates were looked at.
 TEMPLATES = {
     own.Hermes: ["For each function call, return a json object within <tool_call></tool_call> XML tags"],
-    own.Qwen3Coder: ["<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"],
+    own.Qwen3Coder: [
+        "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
+        "<seed:tool_call>\\n<function=name>\\n<parameter=key>value</parameter>",
+    ],
     own.Llama3: ['<|start_header_id|> Respond in the format {"name": function name, "parameters": dictionary}'],
     own.Llama4: ["<|header_start|>assistant<|header_end|>"],
     own.Mistral: ["'[TOOL_CALLS] [' ~ calls ~ ']'", "'[TOOL_CALLS]' + name + '[ARGS]' + arguments"],
@@ -72,3 +75,12 @@ def test_gemma_reads_null_as_its_template_prints_it_at_any_depth(size: int) -> N
     assert all(isinstance(event, CallDelta) for event in events)
     arguments = "".join(event.arguments for event in events if isinstance(event, CallDelta))
     assert json.loads(arguments) == {"n": None, "o": {"k": None}, "l": [None, "None"]}
+
+
+def test_the_outer_tags_of_seed_oss_are_no_content() -> None:
+    call = "<seed:tool_call>\n<function=a>\n<parameter=x>True</parameter>\n</function>\n</seed:tool_call>"
+    stream = own.Qwen3Coder().start([])
+    events = [*stream.feed(f"I look.\n\n{call}\n{call}", ()), *stream.finish(False)]
+    assert [event for event in events if not isinstance(event, CallDelta)] == ["I look."]
+    arguments = [event.arguments for event in events if isinstance(event, CallDelta) and event.name is None]
+    assert [json.loads(text) for text in arguments] == [{"x": True}] * 2
