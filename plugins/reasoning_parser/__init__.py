@@ -4,7 +4,14 @@ from turnout.core import Register, hookimpl
 from turnout.core.parsers import ReasoningParser
 from turnout.plugins.reasoning_parser.harmony import Harmony
 from turnout.plugins.reasoning_parser.none import NoReasoning
-from turnout.plugins.reasoning_parser.tagged import DeepSeekR1, GemmaThought, GraniteThought, MistralThink, Think
+from turnout.plugins.reasoning_parser.tagged import (
+    DeepSeekR1,
+    GemmaThought,
+    GraniteThought,
+    MistralThink,
+    SeedThink,
+    Think,
+)
 
 
 @hookimpl
@@ -12,6 +19,7 @@ def register_reasoning_parsers(register: Register[ReasoningParser]) -> None:
     register("think", Think)
     register("deepseek_r1", DeepSeekR1)
     register("mistral", MistralThink)
+    register("seed", SeedThink)
     register("granite", GraniteThought)
     register("gemma", GemmaThought)
     register("harmony", Harmony)

@@ -58,6 +58,21 @@ class MistralThink:
 
 
 @dataclass
+class SeedThink:
+    """`<seed:think>…</seed:think>`: Seed-OSS."""
+
+    markers: ClassVar[tuple[str, ...]] = ("<seed:think>", "</seed:think>")
+    end: ClassVar[str] = "</seed:think>"
+
+    def fits(self, template: str) -> bool:
+        return self.end in template
+
+    def start(self, prompt: str, prefill: str) -> Tags:
+        thinking, over = opened("<seed:think>", self.end, prompt, prefill), closed(self.end, prompt, prefill)
+        return Tags("<seed:think>", self.end, thinking=thinking, expected=not over)
+
+
+@dataclass
 class GraniteThought:
     """`Here is my thought process: … Here is my response: …`: Granite 3.2, which writes its reasoning in words."""
 

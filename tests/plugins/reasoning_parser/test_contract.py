@@ -35,6 +35,14 @@ CASES = {  # kind -> (templates, answers)
         ["[THINK]' + content + '[/THINK]"],
         [("[/INST]", "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."), ("[/INST]", "Yes.", "", "Yes.")],
     ),
+    own.SeedThink: (
+        ["{%- set think_end_token = '</seed:think>' -%}"],
+        [
+            ("<seed:bos>assistant\n", "<seed:think>Hm.</seed:think>\nYes.", "Hm.", "Yes."),
+            ("<seed:bos>assistant\n<seed:think>", "Hm.</seed:think>Yes.", "Hm.", "Yes."),
+            ("<seed:bos>assistant\n", "Yes.", "", "Yes."),
+        ],
+    ),
     own.GraniteThought: (
         ["your thoughts after 'Here is my thought process:' and"],
         [("", "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.", "Yes."), ("", "Here", "", "Here")],
