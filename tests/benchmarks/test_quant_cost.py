@@ -21,11 +21,10 @@ import torch
 import torch.nn.functional as F
 
 from turnout.compose import plugins
-from turnout.compose.build import build_engine
-from turnout.compose.config import Config
 from turnout.core import Request, Sampling
 from turnout.core.engine import Engine
 from turnout.kernels import cpu as native
+from turnout.lab import open_engine
 from turnout.plugins.quant import int8_linear
 from turnout.plugins.quant.fp8 import Fp8
 from turnout.plugins.quant.int8 import Int8
@@ -47,11 +46,8 @@ QUANTIZERS: dict[str, Callable[[], Any]] = {
 @cache
 def engine(name: str) -> Engine:
     """The demo model."""
-    found = plugins.load()
-    parts = {"loader": "transformers", "attention": "cpu", "scheduler": "fcfs", "preemption": "recompute"}
-    chosen = {slot: found.get(slot, choice).component() for slot, choice in parts.items()}
-    blocks, runner = found.get("blocks", "paged").component(num_blocks=1024), found.get("runner", "local").component()
-    return build_engine(Config(quant=QUANTIZERS[name](), blocks=blocks, runner=runner, **chosen))
+    quantizer = {"int8-float-head": ["quant=int8", "quant.head=false"]}.get(name, [f"quant={name}"])
+    return open_engine(["dtype=float32", "attention=cpu", "blocks.num_blocks=1024", *quantizer])
 
 
 def memory(name: str) -> dict[str, float]:
@@ -59,7 +55,7 @@ def memory(name: str) -> dict[str, float]:
     from turnout.plugins.loader import Transformers
     from turnout.plugins.loader.model import inspect, load
 
-    path = Transformers().find("smollm2", lambda stage: None)
+    path = Transformers().find("smollm2", plugins.load().formats(), lambda stage: None)
     info = inspect(path, "float32", "cpu")
     load(info, QUANTIZERS["none"]())  # what the libraries need for themselves is not counted
     before = resident()
