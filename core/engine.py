@@ -461,6 +461,7 @@ class Engine:
 
     def _end(self, request: Request, why: Finish) -> None:
         request.finish = why
+        del request.view  # they hold each other, and a served engine's collector seldom runs
         if request.tokens[-1] == PENDING:
             request.tokens.pop()
         if request.keep and why in (Finish.STOP, Finish.COMPLETE, Finish.LENGTH):

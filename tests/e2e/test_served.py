@@ -220,7 +220,7 @@ def test_ctrl_c_lets_a_stream_end_and_leaves_nothing_behind(serve: Callable[...,
 
 
 @pytest.mark.slow
-def test_an_engine_killed_under_load_fails_what_waits_and_turns_health_to_503(serve: Callable[..., Served]) -> None:
+def test_an_engine_killed_under_load_fails_what_waits_and_ends_the_server(serve: Callable[..., Served]) -> None:
     import psutil
 
     served = serve("dtype=float32").ready()
@@ -240,8 +240,7 @@ def test_an_engine_killed_under_load_fails_what_waits_and_turns_health_to_503(se
     for thread in asking:
         thread.join(20)
     assert replies == [503] * 3
-    assert served.http.get("/health").status_code == 503
-    served.stop(signal.SIGTERM)
+    assert served.process.wait(20) == 70
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from turnout.compose import plugins
 from turnout.kernels import cpu as native
 from turnout.plugins.loader.model import Model, inspect, load
 from turnout.plugins.loader.source import made_of
@@ -36,7 +37,7 @@ def floats(smollm2: str) -> Model:
 def packed(folder: str, activations: str) -> Model:
     info, quantizer = inspect(folder), Gguf(activations=activations)
     quantizer.prepare(info.quantization, info)
-    return load(info, quantizer)
+    return load(info, quantizer, plugins.load().formats())
 
 
 def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
