@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,9 +55,10 @@ def build_engine(
     )
     if isinstance(config.quant, PreparedQuantizer):
         config.quant.prepare(info.quantization, info)
-    served = loader.load(
-        info, config.quant, formats, lambda done, total: progress("loading weights", done / max(total, 1))
-    )
+    with _fitting(config, info):
+        served = loader.load(
+            info, config.quant, formats, lambda done, total: progress("loading weights", done / max(total, 1))
+        )
     said = served.notes if isinstance(served, NotedModel) else ()
     progress("reserving the key/value cache", 1.0)
     blocks: BlockManager = config.blocks
@@ -64,7 +68,8 @@ def build_engine(
         num_blocks, note = runner.room(served, config.attention, spec)
     spec = replace(spec, num_blocks=num_blocks)
     host = config.preemption.num_host_blocks + (blocks.num_host_blocks if isinstance(blocks, SharingBlocks) else 0)
-    runner.start(served, config.attention, spec, info.dtype, info.device, host)
+    with _fitting(config, info):
+        runner.start(served, config.attention, spec, info.dtype, info.device, host)
     engine_info = EngineInfo(
         model=config.model,
         path=path,
@@ -97,6 +102,24 @@ def build_engine(
         structured=config.structured,
         limits=config.limits,
     )
+
+
+@contextmanager
+def _fitting(config: Config, info: ModelInfo) -> Iterator[None]:
+    """Whatever a library says when memory runs out, as a ModelError with the figures and what to do."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        known = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if not known and not re.search(r"can't allocate memory|out of memory", str(error)):
+            raise
+        size = info.num_parameters * info.dtype.itemsize / 2**30
+        dtype = str(info.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"memory ran out while {config.model} was made ready: its {info.num_parameters:,} parameters take {size:.1f} GiB "
+            f"in {dtype}, and this process may not have so much beside what it holds. Raise the limit (ulimit -v, the "
+            f"container's memory), or choose a 16-bit dtype=, quant=int8, fewer blocks.num_blocks, or a smaller model"
+        ) from error
 
 
 def fingerprint(config: Config, path: str, found: Plugins) -> str:

@@ -176,7 +176,10 @@ def _threads() -> str:
     if allowed < torch.get_num_threads():
         torch.set_num_threads(allowed)
     num = torch.get_num_threads()
-    return f"computes on {num} thread{'s' * (num > 1)}, by {why}"
+    spin = os.environ.get("GOMP_SPINCOUNT", "")
+    return f"computes on {num} thread{'s' * (num > 1)}, by {why}" + (
+        f"; they wait by GOMP_SPINCOUNT={spin}" if spin else ""
+    )
 
 
 def _looks_back(sampling: Sampling) -> bool:

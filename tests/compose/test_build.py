@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -155,6 +156,36 @@ class TestQuantizers:
 def test_the_context_may_not_exceed_what_the_model_was_made_for(composed: Compose, unread: None) -> None:
     with pytest.raises(ModelError, match="limits.max_model_len is 9999999, but the model was made for"):
         build_engine(composed("limits.max_model_len=9999999"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+    ids=["python", "torch", "system", "gpu"],
+)
+def test_memory_that_runs_out_is_said_with_the_figures_and_what_to_do(
+    error: Exception, composed: Compose, monkeypatch: Any
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "load", full)
+    with pytest.raises(ModelError, match=r"memory ran out .* parameters take .* GiB in float32.*ulimit -v.*quant=int8"):
+        build_engine(composed("dtype=float32"))
+
+
+def test_other_faults_of_loading_stay_what_they_are(composed: Compose, monkeypatch: Any) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(loading, "load", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        build_engine(composed())
 
 
 def test_a_cache_is_sized_by_a_stated_share_of_free_memory(composed: Compose, monkeypatch: Any) -> None:
